@@ -1,0 +1,506 @@
+"""gCOG trials: instruction, stimulus and answer, generated on demand (Ito et al., ICLR 2024, section 2).
+
+A trial asks one question about a 10 x 10 grid of colored letters. The question is a tree of operators:
+
+    instruction (T, 5)                          stimulus (100, 2)                answer
+    IfElse                                      . . . . . . . . . .
+     |- if    Exist(red a)              +       . a . . . b . . . .       ->     one of 138 classes
+     |- then  GetColor(b)                       . . . . c . . . . .              0 True, 1 False, 2..101 cells,
+     '- else  SumEven(blue c, pink a)           . . . . . . . . . .              102..127 letters, 128..137 colors
+
+    instruction token  (operator, shape 1, color 1, shape 2, color 2), 0 = none. Level by level, each level
+                       from left (True) to right (False): its operators, then, if it is not the last, its IfElses.
+    stimulus token     (shape, color) of cell 10 * row + column, 0 = empty.
+
+Differs from the reference release: 1) every trial is well posed (RULES below); 2) what looks like a shortcut to
+an answer is none: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
+held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats.
+"""
+import argparse
+import hashlib
+import itertools
+import os
+import sys
+import time
+from typing import NamedTuple
+
+import torch
+
+SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 letters, as in the reference's splits; SHAPES may be up to 26
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+COLOR_NAMES = ("red", "green", "blue", "yellow", "purple", "orange", "white", "pink", "cyan", "brown")
+OPERATORS = ("none", "Exist", "GetLocation", "GetColor", "GetShape", "SumEven", "SumOdd", "ProductEven",
+             "ProductOdd", "IfElse")
+_, EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(10)
+TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, 138
+RULES = {1: "selectors are distinct", 2: "each selector has one object", 3: "objects = distractors + selectors",
+         5: "a cell holds one object"}  # numbered as in the README; rule 4, fair truth values, takes many trials to see
+
+
+class Trials(NamedTuple):
+    instruction: torch.Tensor  # (n, T, 5) int32
+    stimulus: torch.Tensor  # (n, 100, 2) int32
+    answer: torch.Tensor  # (n,) int64
+
+
+# ---- the splits -----------------------------------------------------------------------------------------------
+
+class Pool(NamedTuple):
+    """What one kind of trial is made of: inner operators, leaf operators, and the objects they ask for."""
+    leaves: tuple = (EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
+    conditions: tuple = (EXIST, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
+    shapes: range = range(SHAPES)
+    colors: range = range(COLORS)
+
+
+class Subset(NamedTuple):
+    """A set of trials: each draws one of the pools, and a number of distractors between the two given."""
+    pools: tuple = (Pool(),)
+    depths: tuple = (1,)
+    distractors: tuple = (1, 5)
+
+
+LOW_SHAPES, HIGH_SHAPES = range(SHAPES // 2), range(SHAPES // 2, SHAPES)
+LOW_COLORS, HIGH_COLORS = range(COLORS // 2), range(COLORS // 2, COLORS)
+OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, SHAPE), (SUM_ODD, PRODUCT_ODD, LOCATION, COLOR)
+SYSTEMATIC1 = Subset(pools=(Pool(OPS_A, colors=LOW_COLORS), Pool(OPS_B, shapes=HIGH_SHAPES)))
+IF_A, IF_B = (EXIST, SUM_EVEN, PRODUCT_EVEN), (SUM_ODD, PRODUCT_ODD)
+THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, COLOR, SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, LOCATION)
+SYSTEMATIC3 = Subset(pools=(Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,))
+
+SPLITS = {  # split -> {"train": its training distribution, test set: its distribution, ...}; in distribution first
+    "distractor": {"train": Subset(), "iid": Subset(),
+                   **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
+    "systematic1": {"train": SYSTEMATIC1, "iid": SYSTEMATIC1,
+                    "ood": Subset(pools=(Pool(OPS_A, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
+                                         Pool(OPS_B, shapes=LOW_SHAPES, colors=LOW_COLORS)))},
+    "systematic3": {"train": SYSTEMATIC3, "iid": SYSTEMATIC3,
+                    "ood": Subset(pools=(Pool(THEN_B, IF_A), Pool(THEN_A, IF_B)), depths=(3,))},
+    "productive": {"train": Subset(depths=(1, 3)),
+                   **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
+}
+
+
+# ---- the generator --------------------------------------------------------------------------------------------
+# n trials at once, without a loop over trials or nodes. O operators, in heap order: the branches of operator i are
+# 2i + 1 (True) and 2i + 2 (False). D distractors at most. Objects: two slots per operator, then the distractors.
+
+ODD_ODD = 3  # a cell's parity class is 2 * (row % 2) + column % 2; the 25 cells of class c are numbered 25 c ..
+CELLS = torch.arange(GRID * GRID).view(5, 2, 5, 2).permute(1, 3, 0, 2).flatten()  # .. and this is their index
+
+
+class _Random:
+    """Random numbers for n trials; row i belongs to trial i."""
+
+    def __init__(self, n, generator):
+        self.n, self.generator, self.device = n, generator, generator.device
+
+    def below(self, limit, size):
+        """(n, size) integers, uniform on 0 .. limit - 1 but for a bias under limit / 2**31."""
+        limit = torch.as_tensor(limit, dtype=torch.int32, device=self.device)
+        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device)
+        return (draws.random_(generator=self.generator) % limit).long()
+
+    def coins(self, size):
+        return self.below(2, size) == 1
+
+
+def _distinct(index, group=None):
+    """index (n, k): the place of the i-th number drawn among those not drawn before; returns the numbers. With group
+    (n, k), only numbers of the same group differ."""
+    index = index.T.to(torch.int16).contiguous()  # (k, n): the loop below then runs over long rows
+    group = None if group is None else group.T.to(torch.int16).contiguous()
+    for i in reversed(range(len(index) - 1)):
+        higher = index[i + 1:] >= index[i]
+        index[i + 1:] += higher if group is None else higher & (group[i + 1:] == group[i])
+    return index.T.contiguous().long()
+
+
+def _not_in(taken, index):
+    """index (n, k): the place of a number among those not in taken (n, m); returns the numbers."""
+    gaps = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)
+    return index + torch.searchsorted(gaps, index, right=True)
+
+
+def _operators(subset, depth, random):
+    """The pool of each trial (n,), its operators (n, O), and which of these have a second selector (n, O)."""
+    leaves = 2 ** (depth // 2)
+    pool = random.below(len(subset.pools), 1)
+    op = torch.zeros(random.n, 2 * leaves - 1, dtype=torch.int64, device=random.device)
+    for i, p in enumerate(subset.pools):
+        drawn = [torch.tensor(choices, device=random.device)[random.below(len(choices), size)]
+                 for choices, size in ((p.conditions, leaves - 1), (p.leaves, leaves))]
+        op = torch.where(pool == i, torch.cat(drawn, 1), op)
+    return pool[:, 0], op, (op >= SUM_EVEN) & random.coins(op.shape[1]) & (depth > 1)
+
+
+def _features(subset, pool, op, second, random):
+    """Shape and color of every object (n, 2 O + D, 2), counted from 1, and whether there were enough pairs (n, 1).
+
+    Shapes and colors, those of the pool first, are the rows and columns of a table of pairs. GetColor takes the
+    shapes of the first rows, GetShape the colors of the first columns, and nobody else may use them. All
+    other selectors are drawn without replacement from what the pool has left; then distractors, with replacement,
+    from all that is left. Exist draws two pairs: its selector, and a stand-in to be there if its object is not."""
+    (n, size), device = op.shape, op.device
+    get_color, get_shape = op == COLOR, op == SHAPE
+    orders, counts = [], []
+    for feature, number in (("shapes", SHAPES), ("colors", COLORS)):
+        outside = torch.tensor([[x not in getattr(p, feature) for x in range(number)] for p in subset.pools],
+                               device=device)[pool]
+        order = _distinct(random.below(number - torch.arange(number, device=device), number))
+        orders.append(order.gather(1, outside.gather(1, order).sort(dim=1, stable=True).indices))
+        counts.append((~outside).sum(1, True))
+    drawn = torch.stack([~(get_color | get_shape), second | (op == EXIST)], 2).flatten(1)
+    rank, number = drawn.cumsum(1) - 1, drawn.sum(1, True)
+    top, left = get_color.sum(1, True), get_shape.sum(1, True)  # reserved rows and columns, (n, 1)
+    height, width = counts[0] - top, counts[1] - left  # of what the pool has left
+    ok = (height > 0) & (width > 0) & (number <= height * width) & (number < (SHAPES - top) * (COLORS - left))
+    top, left = top.clamp(max=SHAPES - 1), left.clamp(max=COLORS - 1)  # so that what is not ok breaks nothing
+    height, width = height.clamp(min=1), width.clamp(min=1)
+
+    limit = (height * width - torch.arange(2 * size, device=device)).clamp(min=1)
+    pair = _distinct(random.below(limit, 2 * size)).gather(1, rank.clamp(min=0))
+    pair = torch.minimum(pair, height * width - 1)
+    row, column = pair // width, pair % width
+    row[:, ::2] = torch.where(get_shape, random.below(height, size), row[:, ::2])
+    column[:, ::2] = torch.where(get_color, random.below(width, size), column[:, ::2])
+
+    height, width = SHAPES - top, COLORS - left
+    pair = random.below((height * width - number).clamp(min=1), subset.distractors[1])
+    pair = _not_in(torch.where(drawn, row * width + column, 2 ** 30), pair)
+    pair = torch.minimum(pair, height * width - 1)
+    row[:, ::2] = torch.where(get_color, (get_color.cumsum(1) - 1).clamp(max=SHAPES - 1) - top, row[:, ::2])
+    column[:, ::2] = torch.where(get_shape, (get_shape.cumsum(1) - 1).clamp(max=COLORS - 1) - left, column[:, ::2])
+    shape = orders[0].gather(1, torch.cat([row, pair // width], 1) + top)
+    color = orders[1].gather(1, torch.cat([column, pair % width], 1) + left)
+    return torch.stack([shape, color], 2).int() + 1, ok
+
+
+def _cells(op, second, truth, node, distractors, random):
+    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1).
+
+    One object decides a parity; the other, if any, lies anywhere (sum) or on an odd row and column (product). The
+    first distractor is a decoy: it takes a class with which the operator that answers would have answered the
+    opposite, so that the classes on the grid are the same whatever the answer."""
+    size, device = op.shape[1], op.device
+    parity, is_sum = op >= SUM_EVEN, op <= SUM_ODD
+    odd = truth ^ (op == SUM_EVEN) ^ (op == PRODUCT_EVEN)
+    other = torch.where(is_sum, random.below(4, size), ODD_ODD)
+    other_odd = second & is_sum & ((other == 1) | (other == 2))  # an odd row or an odd column, not both
+
+    def decider(odd):
+        row = random.below(2, size)
+        return torch.where(is_sum, 2 * row + (row ^ odd ^ other_odd), torch.where(odd, ODD_ODD, random.below(3, size)))
+
+    deciding, decoy = decider(odd), decider(~odd).gather(1, node)
+    swap = second & random.coins(size)
+    first, last = torch.where(swap, other, deciding), torch.where(swap, deciding, other)
+    cls = torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1)  # (n, 2 O + 1)
+    bound = torch.cat([torch.stack([parity, second], 2).flatten(1), parity.gather(1, node)], 1)
+    cls = torch.where(bound, cls, 4)
+
+    one_hot = cls[:, :, None] == torch.arange(5, device=device)
+    earlier = one_hot.cumsum(1).gather(2, cls[:, :, None])[:, :, 0] - 1  # objects of the same class
+    ok = (~bound | (earlier < 25)).all(1, True)
+    place = 25 * cls + _distinct(random.below((25 - earlier).clamp(min=1), cls.shape[1]), cls)
+
+    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), 2 ** 30)
+    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors, device=device)
+    free = _not_in(place, _distinct(random.below(free, size + distractors)))
+    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1)
+    free[:, :2 * size + 1] = torch.where(bound, place, free[:, :2 * size + 1])
+    return CELLS.to(device)[free], ok
+
+
+def _generate(subset, depth, n, generator):
+    """n well-posed trials of one depth, on the generator's device."""
+    random = _Random(n, generator)
+    pool, op, second = _operators(subset, depth, random)
+    size, device = op.shape[1], op.device
+    features, enough = _features(subset, pool, op, second, random)
+    truth = random.coins(size)
+    node = torch.zeros(n, 1, dtype=torch.int64, device=device)  # of the operator that answers
+    for _ in range(depth // 2):
+        node = 2 * node + 1 + (~truth).gather(1, node).long()
+    low, high = subset.distractors
+    present = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
+    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), present], 1)
+    cell, room = _cells(op, second, truth, node, high, random)
+
+    selectors = features[:, :2 * size].reshape(n, size, 4)
+    shown = torch.stack([op != SHAPE, op != COLOR, second, second], 2)
+    instruction = torch.zeros(n, (3 * size - 1) // 2, 5, dtype=torch.int32, device=device)
+    instruction[:, :, 0] = IF_ELSE
+    token = [i + (1 << (i + 1).bit_length() - 1) - 1 for i in range(size)]  # before a level: as many IfElses as operators
+    instruction[:, token] = torch.cat([op[:, :, None].int(), selectors * shown], 2)
+
+    features[:, 0:2 * size:2] = torch.where(((op == EXIST) & ~truth)[:, :, None], selectors[:, :, 2:], selectors[:, :, :2])
+    stimulus = torch.zeros(n, GRID * GRID + 1, 2, dtype=torch.int32, device=device)  # the last for what is not there
+    place = torch.where(present, cell, GRID * GRID)[:, :, None].expand(-1, -1, 2)
+    stimulus = stimulus.scatter_(1, place, features)[:, :-1]
+
+    answer, asked = (~truth).gather(1, node).long(), op.gather(1, node)
+    for operator, value in ((LOCATION, FIRST_CELL + cell), (SHAPE, FIRST_SHAPE - 1 + features[:, :, 0]),
+                            (COLOR, FIRST_COLOR - 1 + features[:, :, 1])):
+        answer = torch.where(asked == operator, value.gather(1, 2 * node), answer)
+
+    trials, again = Trials(instruction, stimulus, answer[:, 0]), ~(enough & room)[:, 0]
+    if again.any():  # rare: a deep tree that ran out of pairs or of cells of a class
+        for old, new in zip(trials, _generate(subset, depth, int(again.sum()), generator)):
+            old[again] = new
+    return trials
+
+
+# ---- streams of trials ----------------------------------------------------------------------------------------
+
+CHUNK = 10_000  # trials per call of the generator; part of what a stream is
+
+
+def _stream(device, *name):
+    """A random generator for a named stream: the same name gives the same numbers."""
+    digest = hashlib.sha256(" ".join(map(str, name)).encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _subset(split, subset):
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+    if subset not in SPLITS[split]:
+        raise ValueError(f"split {split} has no subset {subset!r}; it has {', '.join(SPLITS[split])}")
+    return SPLITS[split][subset]
+
+
+def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
+    """The first n trials of a set, generated on the CPU: the same on every machine. A set of several depths needs
+    `depth`. Raises ValueError for a split, subset, depth or n that does not exist."""
+    chosen = _subset(split, subset)
+    depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
+    if depth not in chosen.depths:
+        raise ValueError(f"depth of {split}/{subset} must be {' or '.join(map(str, chosen.depths))}, not {depth}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+    chunks = [_generate(chosen, depth, CHUNK, _stream("cpu", seed, split, subset, depth, i))
+              for i in range(-(-n // CHUNK))]
+    return Trials(*(torch.cat(parts)[:n].to(device) for parts in zip(*chunks)))
+
+
+def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
+    """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
+    on (seed, split, i, batch_size) and the kind of device alone. No trial comes twice, unless `train_size` fixes how
+    many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for bad sizes."""
+    subset = _subset(split, "train")
+    share = None if train_size is None else train_size // len(subset.depths)  # trials of each depth
+    if batch_size < 1 or start < 0:
+        raise ValueError(f"batch_size must be at least 1 and start at least 0, not {batch_size} and {start}")
+    if share is not None and share < batch_size:
+        raise ValueError(f"train_size must be at least {batch_size * len(subset.depths)} (batch_size x depths), not {train_size}")
+    return _batches(split, subset, batch_size, seed, start, device, share)
+
+
+def _batches(split, subset, batch_size, seed, start, device, share):
+    depths, blocks = subset.depths, {}
+    fixed = {} if share is None else {d: trials(split, "train", share, seed=seed, depth=d, device=device) for d in depths}
+    length = share or max(CHUNK, batch_size)  # of a block of trials: an epoch, or what one call of the generator makes
+    for i in itertools.count(start):
+        depth = depths[i % len(depths)]
+        block, place = divmod(i // len(depths), length // batch_size)
+        if blocks.get(depth, (None,))[0] != block:
+            if share is None:
+                made = _generate(subset, depth, length, _stream(device, seed, split, "train", depth, block))
+            else:
+                order = torch.randperm(share, generator=_stream("cpu", seed, split, "order", depth, block))
+                made = Trials(*(x[order.to(device)] for x in fixed[depth]))
+            blocks[depth] = block, made
+        yield Trials(*(x[place * batch_size:(place + 1) * batch_size] for x in blocks[depth][1]))
+
+
+# ---- the oracle: reads tokens only, and shares no code with the generator ---------------------------------------
+
+def _evaluate(instruction, stimulus):
+    """For every token of the instruction: the class it would answer (n, T), the objects that its selectors match
+    (n, T, 2, 100)."""
+    op, shapes, colors = instruction[:, :, 0], instruction[:, :, 1::2], instruction[:, :, 2::2]
+    shape, color = stimulus[:, None, None, :, 0], stimulus[:, None, None, :, 1]
+    asked = (shapes > 0) | (colors > 0)  # (n, T, 2)
+    fits = ((shapes == 0)[..., None] | (shapes[..., None] == shape)) & ((colors == 0)[..., None] | (colors[..., None] == color))
+    match = fits & asked[..., None] & (shape > 0) & (color > 0)
+    cell = match.int().argmax(3)  # the first that matches
+    row, column = cell // GRID, cell % GRID
+    total = ((row + column) * asked).sum(2) % 2
+    product = torch.where(asked, row * column, 1).prod(2) % 2
+    at = stimulus.gather(1, cell[:, :, :1].expand(-1, -1, 2))  # the first selector's object
+    answer = torch.zeros_like(total)
+    for operator, value in ((EXIST, (~match[:, :, 0].any(2)).long()), (LOCATION, FIRST_CELL + cell[:, :, 0]),
+                            (COLOR, FIRST_COLOR - 1 + at[:, :, 1]), (SHAPE, FIRST_SHAPE - 1 + at[:, :, 0]),
+                            (SUM_EVEN, total), (SUM_ODD, 1 - total), (PRODUCT_EVEN, product), (PRODUCT_ODD, 1 - product)):
+        answer = torch.where(op == operator, value, answer)
+    return answer, match
+
+
+def _walk(answer):
+    """The tokens of the operators from the root to the answer (n, levels), given every token's answer (n, T)."""
+    index = torch.zeros_like(answer[:, :1])  # within its level
+    tokens, start, width = [index], 0, 1
+    while start + width < answer.shape[1]:  # there are IfElses, so a level follows
+        index = 2 * index + answer.gather(1, tokens[-1])  # TRUE is 0: left
+        start, width = start + 2 * width, 2 * width
+        tokens.append(start + index)
+    return torch.cat(tokens, 1)
+
+
+def path(instruction, stimulus):
+    """The tokens of the operators on the way from the root to the answer: (n, levels) indices below T. The last one
+    is the operator that answers. Raises ValueError where the tensors are no instructions and stimuli."""
+    _check(instruction, stimulus)
+    return _walk(_evaluate(instruction, stimulus)[0])
+
+
+def solve(instruction, stimulus, distractors=(1, 40)):
+    """Answers (n,), and which rules of a well-posed trial hold, bool (n, 4) in the order of RULES. Takes the tokens
+    (n, T, 5) and (n, 100, 2) alone. Rule 3 allows the given numbers of distractors, least and most. Raises
+    ValueError where the tensors are no instructions and stimuli."""
+    _check(instruction, stimulus)
+    answer, match = _evaluate(instruction, stimulus)
+    operator = instruction[0, :, 0] != IF_ELSE  # leave out the IfElses before comparing selectors in pairs
+    s, c = instruction[:, operator, 1::2].flatten(1), instruction[:, operator, 2::2].flatten(1)
+    same_s = (s[:, :, None] == s[:, None]) & (s > 0)[:, None]
+    same_c = (c[:, :, None] == c[:, None]) & (c > 0)[:, None]
+    no_s, no_c = ((x == 0)[:, :, None] | (x == 0)[:, None] for x in (s, c))  # GetShape asks without, GetColor
+    clash = same_s & (same_c | no_c) | same_c & no_s
+    distinct = ~clash.triu(1).any(2).any(1)
+
+    asked, count = (instruction[:, :, 1::2] > 0) | (instruction[:, :, 2::2] > 0), match.sum(3)
+    single = (count == 1) | ~asked | (count == 0) & (instruction[:, :, :1] == EXIST)
+    objects = (stimulus > 0).any(2).sum(1) - asked.sum((1, 2))
+    counted = (objects >= distractors[0]) & (objects <= distractors[1])
+    whole = (stimulus[:, :, 0] > 0) == (stimulus[:, :, 1] > 0)
+    ok = torch.stack([distinct, single.all(2).all(1), counted, whole.all(1)], 1)
+    return answer.gather(1, _walk(answer)[:, -1:])[:, 0], ok
+
+
+def _check(instruction, stimulus):
+    """ValueError, naming the argument, unless these are tokens of instructions and stimuli."""
+    lengths = [3 * 2 ** level - 2 for level in range(5)]
+    if instruction.dim() != 3 or instruction.shape[1] not in lengths or instruction.shape[2] != 5:
+        raise ValueError(f"instruction must be (n, T, 5) with T one of {lengths}, not {tuple(instruction.shape)}")
+    if stimulus.shape != (len(instruction), GRID * GRID, 2):
+        raise ValueError(f"stimulus must be ({len(instruction)}, {GRID * GRID}, 2), not {tuple(stimulus.shape)}")
+    limits = {"instruction": (instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)), "stimulus": (stimulus, (SHAPES, COLORS))}
+    for name, (tokens, most) in limits.items():
+        if tokens.is_floating_point() or ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
+            raise ValueError(f"{name} must hold integers from 0 to {most}")
+
+
+# ---- for people -------------------------------------------------------------------------------------------------
+
+def _object(shape, color):
+    return f"{COLOR_NAMES[color - 1] if color else ''} {LETTERS[shape - 1] if shape else ''}".strip()
+
+
+def _phrase(token, leaf):
+    """One operator in English: a question to answer at a leaf, a condition elsewhere."""
+    op, shape, color, *second = token
+    names = f"the {_object(shape, color)}" + (f" and the {_object(*second)}" if any(second) else "")
+    if op in (LOCATION, COLOR, SHAPE):
+        return {LOCATION: f"say where {names} is", COLOR: f"say which color {names} has",
+                SHAPE: f"say which letter is {_object(shape, color)}"}[op]
+    number = f"{'add up' if op < PRODUCT_EVEN else 'multiply'} to an {'even' if op in (SUM_EVEN, PRODUCT_EVEN) else 'odd'} number"
+    condition = f"{names} is on the grid" if op == EXIST else f"the row and column of {names} {number}"
+    return "say whether " * leaf + condition
+
+
+def describe(instruction, level=0, index=0):
+    """An instruction (T, 5) in English. Level and index name the subtree to begin with."""
+    start, last = 2 ** (level + 1) - 2, 2 ** (level + 1) + 2 ** level - 2 == len(instruction)
+    phrase = _phrase(instruction[start + index].tolist(), last)
+    if last:
+        return phrase
+    left, right = (describe(instruction, level + 1, 2 * index + i) for i in (0, 1))
+    inner = f"if {phrase}, then {left}, otherwise {right}"
+    return f"({inner})" if level else inner
+
+
+def tree(instruction, level=0, index=0, indent=""):
+    """An instruction (T, 5) as an indented tree, one operator a line."""
+    start, last = 2 ** (level + 1) - 2, 2 ** (level + 1) + 2 ** level - 2 == len(instruction)
+    op, *features = instruction[start + index].tolist()
+    objects = ", ".join(_object(*f) for f in (features[:2], features[2:]) if any(f))
+    lines = f"{'' if last else 'if '}{OPERATORS[op]}({objects})"
+    for i, word in enumerate(() if last else ("then", "else")):
+        lines += f"\n{indent}  {word} " + tree(instruction, level + 1, 2 * index + i, indent + "  ")
+    return lines
+
+
+def name(answer):
+    """An answer class in English."""
+    if answer < FIRST_CELL:
+        return ("True", "False")[answer]
+    if answer < FIRST_SHAPE:
+        return f"row {(answer - FIRST_CELL) // GRID}, column {(answer - FIRST_CELL) % GRID}"
+    return LETTERS[answer - FIRST_SHAPE] if answer < FIRST_COLOR else COLOR_NAMES[answer - FIRST_COLOR]
+
+
+ANSI = (196, 40, 33, 226, 129, 208, 255, 218, 51, 130)  # of the ten colors, in a 256-color terminal
+
+
+def draw(instruction, stimulus, color=None):
+    """The grid of one trial as text, [objects] that the answering path asks for in brackets. With color None, colored
+    letters on a terminal unless NO_COLOR is set; elsewhere the first letters of the color (pink is pi)."""
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if color is None else color
+    tokens = path(instruction[None], stimulus[None])[0]
+    marked = _evaluate(instruction[None], stimulus[None])[1][0, tokens].any(0).any(0)
+    cells = []
+    for (shape, hue), mark in zip(stimulus.tolist(), marked.tolist()):
+        text = LETTERS[shape - 1] if shape else "." if color else " . "
+        if shape and color:
+            text = f"\033[1;38;5;{ANSI[hue - 1]}m{text}\033[0m"
+        elif shape:
+            text += ":" + COLOR_NAMES[hue - 1][:2]
+        cells.append(f"[{text}]" if mark else f" {text} ")
+    header = "   " + "".join(str(c).center(3 if color else 6) for c in range(GRID))
+    rows = [f"{r}  " + "".join(c if color or len(c) > 5 else c + " " for c in cells[r * GRID:(r + 1) * GRID]) for r in range(GRID)]
+    return "\n".join([header, *rows])
+
+
+def show(trial):
+    """One trial for people: sentence, tree, grid, answer."""
+    sentence = describe(trial.instruction)
+    return "\n".join([sentence[0].upper() + sentence[1:] + ".", "", tree(trial.instruction), "",
+                      draw(trial.instruction, trial.stimulus), "", f"Answer: {name(int(trial.answer))}"])
+
+
+def bench(device):
+    """Prints trials/s of the generator by depth and number of distractors."""
+    for depth, distractors in ((1, 5), (1, 40), (3, 5), (5, 5), (7, 5), (9, 5)):
+        subset, generator = Subset(distractors=(distractors, distractors)), _stream(device, "bench")
+        _generate(subset, depth, CHUNK, generator)
+        seconds = []
+        for _ in range(10):
+            start = time.perf_counter()
+            int(_generate(subset, depth, CHUNK, generator).answer[-1])  # waits for the device
+            seconds.append(time.perf_counter() - start)
+        print(f"depth {depth}, {distractors:2} distractors: {CHUNK / sorted(seconds)[5]:9,.0f} trials/s")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Show gCOG trials, or measure how fast they are generated.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--split", choices=SPLITS, default="productive", help="the split to show trials of")
+    parser.add_argument("--subset", default="depth3", help="its test set, or train")
+    parser.add_argument("--depth", type=int, help="the depth, where a training set has several")
+    parser.add_argument("--n", type=int, default=3, help="trials to show")
+    parser.add_argument("--seed", type=int, default=0, help="of the stream; every model is tested on seed 0")
+    parser.add_argument("--bench", action="store_true", help="print trials/s by depth and number of distractors instead")
+    parser.add_argument("--device", default="cpu", help="where --bench generates")
+    args = parser.parse_args(argv)
+    try:
+        if args.bench:
+            return bench(args.device)
+        shown = trials(args.split, args.subset, args.n, seed=args.seed, depth=args.depth)
+    except (ValueError, RuntimeError) as error:
+        parser.error(str(error).splitlines()[0])
+    print("\n\n".join(show(Trials(*trial)) for trial in zip(*shown)))
+
+
+if __name__ == "__main__":
+    main()

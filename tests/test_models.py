@@ -1,0 +1,151 @@
+"""The models compute what they say: against torch.nn's modules, with and without each shortcut."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bench
+import data
+import eval as evaluation
+
+MODELS = evaluation.available()
+BATCH = data.trials("productive", "depth3", 12)
+
+
+def make(name, **changes):
+    torch.manual_seed(1)
+    return evaluation.module_of(name).Model(**{"dim": 16} | changes)
+
+
+def random_parameters(module):
+    """Biases and norms start at 0 and 1, where a mistake in them would not show."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("depth", [1, 3, 5, 9])
+def test_forward_gives_logits_for_any_depth(name, depth):
+    batch = data.trials("productive", f"depth{depth}", 5)
+    model = make(name)
+    logits = model(batch.instruction, batch.stimulus)
+    assert logits.shape == (5, 138) and logits.isfinite().all()
+    assert torch.equal(logits, model.readout(model.features(batch.instruction, batch.stimulus)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_gradient(name):
+    model = random_parameters(make(name))
+    F.cross_entropy(model(BATCH.instruction, BATCH.stimulus), BATCH.answer).backward()
+    assert not [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_batch_is_overfitted(name):
+    model = make(name, dim=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(150):
+        loss = F.cross_entropy(model(BATCH.instruction, BATCH.stimulus), BATCH.answer)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trials_of_a_batch_do_not_see_each_other(name):
+    model = random_parameters(make(name)).eval()
+    together = model(BATCH.instruction, BATCH.stimulus)
+    alone = model(BATCH.instruction[3:4], BATCH.stimulus[3:4])
+    torch.testing.assert_close(together[3:4], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("stream", ["instruction", "stimulus"])
+def test_both_streams_reach_the_answer(name, stream):
+    model = random_parameters(make(name)).eval()
+    other = BATCH._replace(**{stream: getattr(BATCH, stream).roll(1, 0)})
+    assert not torch.allclose(model(*BATCH[:2]), model(*other[:2]))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 9])
+def test_attention_equals_torch(queries):
+    """1 query takes the branch that projects queries into the context's space (1 * 4 heads < 16), 9 the other one."""
+    module = evaluation.module_of("sstfmr")
+    ours = random_parameters(module.Attention(16, 4))
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    bench.copy_attention(theirs, ours)
+    x, context, bias = torch.randn(3, queries, 16), torch.randn(3, 7, 16), torch.randn(4, queries, 7)
+    expected = theirs(x, context, context, attn_mask=bias.repeat(3, 1, 1), need_weights=False)[0]
+    torch.testing.assert_close(ours(x, context, bias), expected, atol=1e-5, rtol=1e-5)
+    scores = [F.scaled_dot_product_attention(ours.split(ours.query(x)), ours.split(ours.key(context)), ours.split(ours.value(context)))]
+    torch.testing.assert_close(ours(x, context), ours.out(scores[0].transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5)
+
+
+def test_block_equals_torch_and_its_last_token_needs_no_other_query():
+    block = random_parameters(evaluation.module_of("sstfmr").Block(16, 2))
+    x = torch.randn(3, 9, 16)
+    torch.testing.assert_close(block(x, x), bench.encoder_layer(block)(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(block(x[:, -1:], x), block(x, x)[:, -1:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", bench.BASELINES)
+@pytest.mark.parametrize("paper", [False, True])
+def test_model_equals_its_copy_from_torch_modules(name, paper):
+    """The same loss and, for one parameter, the same gradient as with every token computed by torch.nn."""
+    changes = {k: v for k, v in evaluation.module_of(name).PAPER.items() if k != "optimizer"} if paper else {}
+    model = random_parameters(make(name, **changes | {"dim": 16}))
+    theirs = bench.BASELINES[name](model)
+    losses = [F.cross_entropy(m(BATCH.instruction, BATCH.stimulus), BATCH.answer) for m in (model, theirs)]
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+    gradients = [torch.autograd.grad(loss, table)[0] for loss, table in
+                 zip(losses, (model.instruction.table, theirs.instruction))]
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+def test_embedding_is_a_linear_map_of_the_one_hot_features():
+    embedding = evaluation.module_of("sstfmr").Embedding((10, 11, 11, 11, 11), 6)
+    expected = bench.one_hot(BATCH.instruction, (10, 11, 11, 11, 11)) @ embedding.table
+    torch.testing.assert_close(embedding(BATCH.instruction), expected)
+
+
+def test_sinusoids_have_the_wavelengths_asked_for():
+    waves = evaluation.module_of("sstfmr").sinusoids(9, 4, 8, like=torch.zeros(4))
+    assert torch.allclose(waves[0], torch.tensor([0, 0, 2 ** 0.5, 2 ** 0.5]))
+    assert torch.allclose(waves[4], torch.tensor([0, 0, 2 ** 0.5, -(2 ** 0.5)]), atol=1e-5)  # one turn of 4, half of 8
+
+
+def test_relative_positions_depend_on_distances_alone():
+    """With a bias of -1e4 for all distances but 0, a block's instruction tokens see themselves (and the stimulus)."""
+    model = make("sstfmr", position="relative", heads=2)
+    plain = model(BATCH.instruction, BATCH.stimulus)
+    with torch.no_grad():
+        model.relative[:, :8] = -1e4
+        model.relative[:, 9:] = -1e4
+    assert not torch.allclose(model(BATCH.instruction, BATCH.stimulus), plain)
+    swapped = BATCH.instruction.clone()
+    swapped[:, [2, 3]] = swapped[:, [3, 2]]  # no token sees another one: their order cannot matter
+    torch.testing.assert_close(model(swapped, BATCH.stimulus), model(BATCH.instruction, BATCH.stimulus), atol=1e-4, rtol=1e-4)
+
+
+def test_classes_of_the_same_name_are_copies():
+    """Point 2 of the style: what stands in two model files stands there letter by letter."""
+    import inspect
+    sources = {}
+    for name in MODELS:
+        module = evaluation.module_of(name)
+        for key, thing in vars(module).items():
+            if inspect.getmodule(thing) is module and key != "Model":
+                sources.setdefault(key, {}).setdefault(inspect.getsource(thing), []).append(name)
+    assert not {key: list(found.values()) for key, found in sources.items() if len(found) > 1}
+
+
+def test_models_import_nothing_of_each_other():
+    for name in MODELS:
+        source = open(evaluation.module_of(name).__file__).read()
+        for forbidden in ("import models", "from models", "nn.MultiheadAttention", "nn.Transformer", "nn.RNN", "nn.GRU",
+                          "scaled_dot_product_attention"):
+            assert forbidden not in source, (name, forbidden)

@@ -1,0 +1,250 @@
+"""Training and evaluation from the command line: every flag, every file, going on after an interruption."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+import eval as evaluation
+import train
+
+ROOT = Path(__file__).parents[1]
+TINY = ["--model", "sstfmr", "--split", "distractor", "--dim", "16", "--steps", "6", "--batch-size", "8", "--eval-every", "3",
+        "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def small_test_sets(monkeypatch):
+    monkeypatch.setattr(train, "LOG_TRIALS", 50)
+    monkeypatch.setattr(train, "TEST_TRIALS", 200)
+
+
+def run(out, *flags):
+    """Trains in this process; returns the folders of all runs in `out`."""
+    train.main([*TINY, *flags, "--out", str(out)])
+    return sorted(p.parent for p in out.rglob("config.json"))
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_leaves_four_files_that_tell_all(tmp_path, capsys):
+    folder, = run(tmp_path)
+    assert folder == tmp_path / "distractor/sstfmr/quick-dim16-steps6-batchsize8-evalevery3/seed0"
+    assert {p.name for p in folder.iterdir()} == {"config.json", "log.csv", "checkpoint.pt", "result.json"}
+    result = json.loads((folder / "result.json").read_text())
+    sets = list(data.SPLITS["distractor"])[1:]
+    assert list(result["accuracy"]) == sets and all(0 <= p <= 1 for p in result["accuracy"].values())
+    assert all(low <= result["accuracy"][s] <= high for s, (low, high) in result["interval"].items())
+    assert result["trials"] == 48 and result["steps"] == 6 and result["seed"] == 0 and result["device"] == "cpu"
+    log = (folder / "log.csv").read_text().splitlines()
+    assert log[0].split(",") == ["step", "trials", "loss", "train", *sets, "trials/s"]
+    assert [line.split(",")[:2] for line in log[1:]] == [["3", "24"], ["6", "48"]]
+    config = config_of(folder)
+    assert config["format"] == evaluation.FORMAT and config["torch"] == torch.__version__ and config["model_args"]["dim"] == 16
+    out = capsys.readouterr().out
+    assert "Schedule quick" in out and "no binding" in out and "against iid" in out
+
+
+def test_a_finished_run_is_skipped_and_another_one_is_not_overwritten(tmp_path, capsys):
+    folder, = run(tmp_path)
+    before = (folder / "checkpoint.pt").stat().st_mtime_ns
+    run(tmp_path)
+    assert (folder / "checkpoint.pt").stat().st_mtime_ns == before
+    config = config_of(folder) | {"lr": 0.5}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path)
+    assert stop.value.code == 2 and "lr is 0.5 there, 0.001 here" in capsys.readouterr().err
+
+
+def test_several_values_make_several_runs_and_one_table(tmp_path, capsys):
+    folders = run(tmp_path, "--split", "all", "--seed", "0", "1", "--layers", "1", "2", "--steps", "1", "--eval-every", "1")
+    assert len(folders) == 4 * 2 * 2
+    out = capsys.readouterr().out
+    assert all(f"{split}, accuracy in %" in out for split in data.SPLITS) and "layers1" in out and "±" in out
+
+
+CHANGES = {  # a flag and what it must change in config.json
+    "--layers 3": ("model_args", {"layers": 3}), "--heads 2": ("model_args", {"heads": 2}),
+    "--position relative": ("model_args", {"position": "relative"}), "--optimizer adamw": ("optimizer", "adamw"),
+    "--lr 0.01": ("lr", 0.01), "--train-size 16": ("train_size", 16), "--seed 3": ("seed", 3),
+    "--paper": ("optimizer", "adamw"), "--precision bfloat16": ("precision", "bfloat16"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    out = tmp_path_factory.mktemp("plain")
+    subprocess.run([sys.executable, ROOT / "train.py", *TINY, "--out", out], check=True, capture_output=True)
+    return next(out.rglob("checkpoint.pt")).parent
+
+
+@pytest.mark.parametrize("flags", CHANGES)
+def test_a_flag_reaches_the_configuration_and_the_weights(tmp_path, plain, flags):
+    folder, = run(tmp_path, *flags.split())
+    key, value = CHANGES[flags]
+    found = config_of(folder)[key]
+    assert found == value or found == found | value
+    assert not same(weights(folder), weights(plain))
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", folder.parent.name)
+    if "seed" not in flags:
+        assert folder.parent.name != plain.parent.name
+
+
+def test_schedules(tmp_path, capsys):
+    flags = [flag for flag in TINY if flag not in ("--steps", "6", "--batch-size", "8")]
+    for schedule in ("quick", "full"):
+        _, args = train.parse([*flags, "--schedule", schedule])
+        config, = train.configurations(args)
+        assert {key: config[key] for key in ("steps", "batch_size")} == train.SCHEDULES[schedule]
+    _, args = train.parse(flags)
+    assert next(train.configurations(args))["schedule"] == "quick"  # auto, on a CPU
+
+
+BAD = {
+    "--model nobody": "no model 'nobody'; there is", "--split nowhere": "no split 'nowhere'; there is",
+    "--heads 3": "heads must divide dim", "--dim 0": "--dim must be", "--steps -1": "--steps must be", "--train-size 4": "train_size must be at least 8",
+    "--lr nan": "--lr must be", "--device cuda": "no device 'cuda'", "--position sideways": "position", "--layers 0": "layers",
+    "--optimizer sgd": "invalid choice", "--bogus 1": "unrecognized",
+}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_bad_input_is_one_clear_line_and_leaves_nothing(tmp_path, capsys, flags):
+    if flags == "--device cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, *flags.split())
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and BAD[flags] in error.splitlines()[-1].replace("there are", "there is")
+    assert not list(tmp_path.iterdir())
+
+
+def start(out, *flags):
+    return subprocess.Popen([sys.executable, ROOT / "train.py", *TINY, *flags, "--out", out], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("flags", [(), ("--train-size", "24")])
+def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, how, flags):
+    flags = ("--steps", "60", "--eval-every", "2", *flags)
+    whole, = run(tmp_path / "whole", *flags)
+    process = start(tmp_path / "cut", *flags)
+    while not list((tmp_path / "cut").rglob("checkpoint.pt")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(how)
+    out, _ = process.communicate()
+    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    assert how == signal.SIGKILL or "goes on from here" in out
+    step = torch.load(next((tmp_path / "cut").rglob("checkpoint.pt")), weights_only=True)["step"]
+    assert 0 < step < 60
+    cut, = run(tmp_path / "cut", *flags)
+    assert same(weights(cut), weights(whole))
+    rows = [[line.rsplit(",", 1)[0] for line in (f / "log.csv").read_text().splitlines()] for f in (cut, whole)]
+    results = [json.loads((f / "result.json").read_text()) | {"seconds": 0} for f in (cut, whole)]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert [r.split(",")[:4] for r in rows[0]] == [r.split(",")[:4] for r in rows[1]]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, "--lr", "1e30", "--optimizer", "adamw", "--eval-every", "1")
+    assert re.search(r"the loss is (nan|inf) at step \d.*Try a lower --lr", stop.value.code)
+
+
+def test_evaluation_agrees_with_training(tmp_path, capsys):
+    folder, = run(tmp_path)
+    result = json.loads((folder / "result.json").read_text())
+    capsys.readouterr()
+    tables = []
+    for flags in ([], ["--saved"]):
+        evaluation.main([str(tmp_path), "--n", "200", "--device", "cpu", *flags])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    for value in result["accuracy"].values():
+        assert f"{100 * value:.1f}" in tables[0]
+    assert "chance" in tables[0] and "no binding" in tables[0]
+
+
+def test_evaluation_flags(tmp_path, capsys):
+    folder, = run(tmp_path)
+    run(tmp_path, "--seed", "1")
+    capsys.readouterr()
+
+    def output(*flags):
+        evaluation.main([str(tmp_path), "--n", "100", *flags])
+        return capsys.readouterr().out
+
+    assert "ProductOdd" in output("--per-operator") and "ProductOdd" not in output()
+    assert output("--markdown").lstrip().startswith("| distractor, accuracy in %")
+    assert "2 seeds" in output() and "±" in output()
+    shown = output("--show", "2")
+    assert shown.count("The model says:") == 4 and shown.count("Answer:") == 4
+    config = config_of(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"commit": "abc"}))
+    assert "These rows differ in commit" in output()
+
+
+@pytest.mark.parametrize("damage", ["checkpoint", "config", "format", "model", "nothing", "n"])
+def test_evaluation_says_what_is_wrong_with_a_folder(tmp_path, capsys, damage):
+    folder, = run(tmp_path)
+    config, flags = config_of(folder), []
+    if damage == "checkpoint":
+        os.truncate(folder / "checkpoint.pt", 1000)
+    elif damage == "config":
+        (folder / "config.json").write_text("{")
+    elif damage == "format":
+        (folder / "config.json").write_text(json.dumps(config | {"format": 99}))
+    elif damage == "model":
+        (folder / "config.json").write_text(json.dumps(config | {"model": "../../x"}))
+    elif damage == "nothing":
+        (folder / "config.json").unlink()
+    else:
+        flags = ["--n", "0"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main([str(tmp_path), *flags])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pytest: error:" if False else "")
+
+
+def test_a_new_file_in_models_is_a_model(tmp_path, monkeypatch):
+    names = evaluation.available()
+    assert names == sorted(p.stem for p in (ROOT / "models").glob("*.py"))
+
+
+def test_wilson_interval():
+    """Worked by hand from the formula: 50 of 100 and 0 of 10."""
+    assert evaluation.wilson(0.5, 100) == pytest.approx([0.4038, 0.5962], abs=1e-4)
+    assert evaluation.wilson(0.0, 10) == pytest.approx([0.0, 0.2775], abs=1e-4)
+
+
+def test_baselines_by_hand():
+    """Three trials of depth 1: two objects, a red a (cell 0) and a blue b (cell 1)."""
+    red, blue = 1, 3
+    stimulus = torch.zeros(3, 100, 2, dtype=torch.int32)
+    stimulus[:, 0], stimulus[:, 1] = torch.tensor([1, red]), torch.tensor([2, blue])
+    instruction = torch.tensor([[[data.EXIST, 1, blue, 0, 0]], [[data.LOCATION, 1, red, 0, 0]], [[data.COLOR, 2, 0, 0, 0]]])
+    trials = data.Trials(instruction, stimulus, torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1]))
+    operator = instruction[:, 0, 0]
+    assert evaluation.chance(trials, operator).tolist() == [1, 1, 1]  # one trial per operator: its answer is a constant
+    assert evaluation.no_binding(trials, operator).tolist() == [0, 0.5, 0.5]  # a and blue are both there: it says True

@@ -1,0 +1,293 @@
+"""Trains models on gCOG, evaluates them in and out of distribution, and prints a table.
+
+    python train.py --model sstfmr --split productive
+    python train.py --model all --split all --seed 0 1 2          # interrupted? the same command goes on
+
+Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.json (all it was made with), log.csv
+(how it went), checkpoint.pt (to go on from, at most a minute old) and result.json (accuracies, when it is done).
+"""
+import argparse
+import csv
+import inspect
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import data
+from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
+
+SCHEDULES = {"quick": {"steps": 1400, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
+MUON_RATIO = 20  # Muon's learning rate over AdamW's
+WARMUP = 100  # steps
+LOG_TRIALS, TEST_TRIALS = 1000, 10_000  # per test set, on the way and at the end
+
+
+# ---- what to run ------------------------------------------------------------------------------------------------
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    group = parser.add_argument_group("what to run; several values make several runs")
+    group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
+    group.add_argument("--split", nargs="+", default=["productive"], help=f"all, or any of {', '.join(data.SPLITS)}")
+    group.add_argument("--seed", nargs="+", type=int, default=[0], help="of the weights and the training trials")
+    group.add_argument("--out", type=Path, default=Path("runs"), help="where the run folders go")
+    group = parser.add_argument_group("the model; a default of None means the model file's own")
+    group.add_argument("--dim", type=int, help="width")
+    group.add_argument("--layers", nargs="+", type=int, help="number of blocks")
+    group.add_argument("--heads", nargs="+", type=int, help="number of attention heads")
+    group.add_argument("--position", help="position code of the instruction: sinusoidal or relative")
+    group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
+    group = parser.add_argument_group("training")
+    group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
+                       help="full is for a GPU, quick ends in 5 minutes on two cores; auto is full where there is a GPU")
+    group.add_argument("--steps", type=int, help="batches to train on; None: the schedule's")
+    group.add_argument("--batch-size", type=int, help="trials per batch; None: the schedule's")
+    group.add_argument("--train-size", type=int, help="train on this many trials, again and again; None: all new")
+    group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: muon, or with --paper the paper's")
+    group.add_argument("--lr", type=float, default=1e-3, help=f"learning rate of AdamW; Muon's is {MUON_RATIO} times this")
+    group.add_argument("--eval-every", type=int, help="steps from one evaluation and checkpoint to the next; None: a fifth of all")
+    group = parser.add_argument_group("the machine")
+    group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
+    group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
+                       help="of matrix products; auto is bfloat16 on a GPU that has it")
+    args = parser.parse_args(argv)
+    for flag in ("dim", "steps", "batch_size", "train_size", "eval_every", "lr"):
+        value = getattr(args, flag)
+        if value is not None and not 0 < value < math.inf:
+            parser.error(f"--{flag.replace('_', '-')} must be above 0, not {value}")
+    return parser, args
+
+
+def configurations(args):
+    """One resolved configuration per run. ValueError for what cannot be run."""
+    device = pick_device(args.device)
+    schedule = args.schedule if args.schedule != "auto" else "quick" if device == "cpu" else "full"
+    auto_precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    names = available() if args.model == ["all"] else args.model
+    splits = list(data.SPLITS) if args.split == ["all"] else args.split
+    for split, name, layers, heads, seed in itertools.product(
+            splits, names, args.layers or [None], args.heads or [None], args.seed):
+        module = module_of(name)
+        paper = module.PAPER if args.paper else {}
+        defaults = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
+        given = {"dim": args.dim, "layers": layers, "heads": heads, "position": args.position}
+        given = {key: value for key, value in given.items() if value is not None}
+        for key in given.keys() - defaults.keys():
+            raise ValueError(f"{name} takes no --{key}")
+        model_args = defaults | {k: v for k, v in paper.items() if k in defaults}
+        module.Model(**model_args | given)  # raises ValueError for sizes that cannot be
+        training = SCHEDULES[schedule] | {"train_size": None, "optimizer": paper.get("optimizer", "muon"), "lr": 1e-3,
+                                          "precision": auto_precision}
+        training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
+        chosen = {key: getattr(args, key) for key in training if getattr(args, key) not in (None, "auto")}
+        data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=args.train_size)
+        different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k]}
+        settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
+        yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name, "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings),
+               "seed": seed, "model_args": model_args | given, **training, **chosen, "device": device}
+
+
+def environment():
+    """Where a run was made: written down, but not a part of what it is."""
+    here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **here).stdout.strip() if (Path(__file__).parent / ".git").exists() else ""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"commit": commit, "python": platform.python_version(), "torch": torch.__version__, "gpu": gpu,
+            "machine": platform.platform(), "threads": torch.get_num_threads()}
+
+
+# ---- one run ----------------------------------------------------------------------------------------------------
+
+def write(path, content):
+    """Replaces a file in one step, so that it is never half there: text, or an object for torch.save."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content.encode()) if isinstance(content, str) else torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def prepare(config, folder):
+    """Makes the run's folder, or checks that the run there is this one. ValueError where it is another."""
+    path = folder / "config.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        return write(path, json.dumps(config | environment(), indent=1))
+    try:
+        there = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove {folder} or choose another --out") from error
+    other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items() if there.get(key) != value]
+    if other:
+        raise ValueError(f"{folder} holds another run ({'; '.join(other)}): remove it or choose another --out")
+
+
+def make_optimizers(model, config):
+    """Muon for the weight matrices of Linear layers other than the readout, AdamW for everything else."""
+    lr = config["lr"]
+    if config["optimizer"] == "adamw":
+        return [torch.optim.AdamW([{"params": model.parameters(), "peak": lr}], weight_decay=0.01)]
+    matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not model.readout]
+    others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+    return [torch.optim.Muon([{"params": matrices, "peak": MUON_RATIO * lr}], weight_decay=0),
+            torch.optim.AdamW([{"params": others, "peak": lr}], weight_decay=0.01)]
+
+
+class Interrupt:
+    """Turns the first Ctrl-C into a flag, so that no step is cut in two; the second one stops at once."""
+
+    def __enter__(self):
+        self.seen = False
+        self.before = signal.signal(signal.SIGINT, self.note)
+        return self
+
+    def note(self, *_):
+        self.seen = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGINT, self.before)
+
+
+def train(config, folder):
+    """Trains one run to its end, from its checkpoint if it has one, and returns its result. KeyboardInterrupt, with
+    all saved, on Ctrl-C; FloatingPointError where the loss is not finite."""
+    torch.manual_seed(config["seed"])
+    split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
+    model = module_of(config["model"]).Model(**config["model_args"]).to(device)
+    optimizers = make_optimizers(model, config)
+    state = {"step": 0, "seconds": 0.0, "loss": 0.0, "right": 0, "since": [0, 0.0], "log": []}  # since: the last row
+    if (folder / "checkpoint.pt").exists():
+        state = torch.load(folder / "checkpoint.pt", map_location=device, weights_only=True)
+        model.load_state_dict(state.pop("model"))
+        for optimizer, saved in zip(optimizers, state.pop("optimizer")):
+            optimizer.load_state_dict(saved)
+    bar = tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True, smoothing=0.1,
+               desc=f"{split} {config['model']} seed {config['seed']}")
+
+    def save():
+        write(folder / "checkpoint.pt", state | {"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizers]})
+
+    def log():
+        accuracy = score(split, predict(model, split, LOG_TRIALS, device, config["precision"]))["accuracy"]
+        count, seconds = state["step"] - state["since"][0], state["seconds"] - state["since"][1]
+        state["log"].append({"step": state["step"], "trials": state["step"] * size, "loss": state["loss"] / count,
+                             "train": state["right"] / (count * size), **accuracy, "trials/s": count * size / seconds})
+        state.update(loss=0.0, right=0, since=[state["step"], state["seconds"]])
+        rows = [state["log"][0].keys(), *(row.values() for row in state["log"])]
+        write(folder / "log.csv", "".join(",".join(map(str, row)) + "\n" for row in rows))
+
+    pending, saved, clock = [], time.monotonic(), time.monotonic()
+    stream = data.batches(split, size, seed=config["seed"], start=state["step"], device=device, train_size=config["train_size"])
+    with Interrupt() as interrupt, bar:
+        while state["step"] < steps:
+            batch = next(stream)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * rate(state["step"], steps)
+            with torch.autocast(device, torch.bfloat16, enabled=config["precision"] == "bfloat16"):
+                logits = model(batch.instruction, batch.stimulus)
+            loss = F.cross_entropy(logits.float(), batch.answer)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            state["step"] += 1
+            pending.append(torch.stack([loss.detach(), (logits.argmax(1) == batch.answer).sum()]))
+
+            evaluate = state["step"] % config["eval_every"] == 0 or state["step"] == steps
+            if not (len(pending) == 20 or evaluate or interrupt.seen):
+                continue  # reading a number waits for the GPU: not at every step
+            losses, rights = torch.stack(pending).T.tolist()
+            for i, value in enumerate(losses):
+                if not math.isfinite(value):
+                    raise FloatingPointError(f"the loss is {value} at step {state['step'] - len(losses) + i + 1}")
+                state["loss"] += value
+            state["right"] += int(sum(rights))
+            bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
+            bar.update(len(pending) * size)
+            pending.clear()
+            state["seconds"] += time.monotonic() - clock
+            if evaluate:
+                log()
+            if evaluate or interrupt.seen or time.monotonic() - saved > 60:
+                save()
+                saved = time.monotonic()
+            if interrupt.seen:
+                raise KeyboardInterrupt
+            clock = time.monotonic()
+    result = score(split, predict(model, split, TEST_TRIALS, device, config["precision"]))
+    result |= {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps, "trials": steps * size,
+               "seconds": state["seconds"], "seed": config["seed"], "device": device}
+    write(folder / "result.json", json.dumps(result, indent=1))
+    return result
+
+
+def rate(step, steps):
+    """The learning rate at a step, as a share of its peak: linear warm-up, then half a cosine to zero."""
+    return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+# ---- all of them ------------------------------------------------------------------------------------------------
+
+def explain(args, runs):
+    """Prints what will run, and why on this schedule."""
+    config = runs[0][0]
+    why = "as asked" if args.schedule != "auto" else "there is a GPU" if config["schedule"] == "full" else "there is no GPU"
+    left = sum(not (folder / "result.json").exists() for _, folder in runs)
+    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do. Schedule {config['schedule']} ({why}): {config['steps']:,} steps of "
+          f"{config['batch_size']} trials. Device {config['device']}, {config['precision']}.")
+
+
+def result_table(split, result):
+    """One row per test set: accuracy with its 95 % interval, the baselines, the difference to in distribution."""
+    reference = in_distribution(split)[-1]
+    rows = [[name, f"{100 * p:.1f}", "{:.1f} to {:.1f}".format(*(100 * x for x in result["interval"][name])),
+             f"{100 * result['chance'][name]:.1f}", f"{100 * result['no_binding'][name]:.1f}",
+             "" if name == reference else f"{100 * (p - result['accuracy'][reference]):+.1f}"]
+            for name, p in result["accuracy"].items()]
+    return table([split, "accuracy %", "95 % interval", "chance", "no binding", f"against {reference}"], rows)
+
+
+def main(argv=None):
+    parser, args = parse(argv)
+    try:
+        runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}") for c in configurations(args)]
+        for config, folder in runs:
+            prepare(config, folder)
+        explain(args, runs)
+        results = []
+        for config, folder in runs:
+            done = folder / "result.json"
+            results.append(json.loads(done.read_text()) if done.exists() else train(config, folder))
+            print(f"\n{folder}\n{result_table(config['split'], results[-1])}\n")
+        for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
+            print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    except FloatingPointError as error:
+        sys.exit(f"{error}; the checkpoint in {folder} is from before. Try a lower --lr or --precision float32.")
+    except KeyboardInterrupt:
+        print("\nStopped; all is saved. The same command goes on from here.")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
