@@ -121,7 +121,7 @@ def predict(model, split, n, device, precision="float32"):
         made = test_set(split, subset, n)[0]
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             predictions[subset] = torch.cat([model(i.to(device), s.to(device)).argmax(1).cpu() for i, s in
-                                             zip(made.instruction.split(500), made.stimulus.split(500))])
+                                             zip(made.instruction.split(100), made.stimulus.split(100))])
     model.train()
     return predictions
 

@@ -28,10 +28,10 @@ from tqdm import tqdm
 import data
 from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
 
-SCHEDULES = {"quick": {"steps": 1400, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
-MUON_RATIO = 20  # Muon's learning rate over AdamW's
+SCHEDULES = {"quick": {"steps": 800, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
+MUON_RATIO = 10  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
-LOG_TRIALS, TEST_TRIALS = 1000, 10_000  # per test set, on the way and at the end
+LOG_TRIALS, TEST_TRIALS = 500, 10_000  # per test set, on the way and at the end
 
 
 # ---- what to run ------------------------------------------------------------------------------------------------
