@@ -3,6 +3,8 @@ modules, every token computed: same weights, width, batch and precision, in the 
 
     python tests/bench.py
 """
+import copy
+import functools
 import statistics
 import sys
 import time
@@ -72,7 +74,54 @@ class SSTfmr(nn.Module):
         return self.readout(self.layers(torch.cat([x, eos[0], cells, eos[1]], 1))[:, -1])
 
 
-BASELINES = {"sstfmr": SSTfmr}
+class Recurrent(nn.Module):
+    """models/rnn.py and models/gru.py: torch.nn's own layer reads [token, stimulus] as one-hot vectors."""
+
+    def __init__(self, model, layer):
+        super().__init__()
+        tables = torch.cat([model.instruction.table, model.stimulus.table])
+        self.layer = layer(len(tables), model.recurrent.in_features, batch_first=True)
+        with torch.no_grad():
+            self.layer.weight_ih_l0.copy_(tables.T)
+            self.layer.bias_ih_l0.zero_()
+            self.layer.weight_hh_l0.copy_(model.recurrent.weight)
+            self.layer.bias_hh_l0.copy_(model.recurrent.bias)
+        self.norm, self.readout = copy.deepcopy(model.norm), copy.deepcopy(model.readout)
+
+    @property
+    def instruction(self):  # the stimulus stands in the same matrix, after it
+        return self.layer.weight_ih_l0
+
+    def forward(self, instruction, stimulus):
+        grid = one_hot(stimulus, (11, 11)).flatten(1)[:, None].expand(-1, instruction.shape[1], -1)
+        x = torch.cat([one_hot(instruction, (10, 11, 11, 11, 11)), grid], 2)
+        return self.readout(self.norm(self.layer(x)[0][:, -1]))
+
+
+class MLP(nn.Module):
+    """models/mlp.py from nn.Linear on one-hot vectors, the instruction padded with zeros."""
+
+    def __init__(self, model):
+        super().__init__()
+        tables = torch.cat([model.instruction.table, model.stimulus.table])
+        self.first, self.model = nn.Linear(*tables.shape, bias=False), copy.deepcopy(model)
+        self.first.weight.data.copy_(tables.T)
+        del self.model.instruction, self.model.stimulus
+
+    @property
+    def instruction(self):  # the stimulus stands in the same matrix, after it
+        return self.first.weight
+
+    def forward(self, instruction, stimulus):
+        tokens = F.pad(one_hot(instruction, (10, 11, 11, 11, 11)), (0, 0, 0, 46 - instruction.shape[1]))
+        x = F.gelu(self.first(torch.cat([tokens.flatten(1), one_hot(stimulus, (11, 11)).flatten(1)], 1)))
+        for layer in self.model.layers:
+            x = F.gelu(layer(x))
+        return self.model.readout(self.model.norm(x))
+
+
+BASELINES = {"sstfmr": SSTfmr, "rnn": functools.partial(Recurrent, layer=nn.RNN),
+             "gru": functools.partial(Recurrent, layer=nn.GRU), "mlp": MLP}
 
 
 def seconds_per_step(models, batch, repeats=15):

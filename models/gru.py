@@ -1,0 +1,62 @@
+"""GRU: reads the instruction token by token, and sees the whole flattened stimulus beside each of them (section 3.1).
+
+    stimulus (100 cells)   .-----------.-----------.-- ... --.
+                           |           |           |         |
+    instruction tokens     1           2           3         T      the streams meet in every step
+                           |           |           |         |
+                     0 -> gates ----> gates ----> gates ... gates -> LayerNorm -> readout -> 138 logits
+
+Every place of the grid has weights of its own, so what is learned about one cell says nothing about the others. With
+one token (depth 1) the recurrent weights only meet the state 0, untrained: an MLP with one, gated, hidden layer.
+
+Differs from the paper: 1) Muon instead of AdamW for the recurrent weights, which --paper undoes; 2) weights start with
+variance 1 / fan-in, those of the input smaller; 3) no bias on the input: its rows hold it; 4) no EOS.
+"""
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+PAPER = {"dim": 512, "optimizer": "adamw"}
+
+
+class Rows(nn.Module):
+    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell is the feature 0
+    twice and adds its rows like any other one. Features left out at the end are zeros and add none."""
+
+    def __init__(self, sizes, dim):
+        super().__init__()
+        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))  # from sums of variance 1, learning is slow
+        self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
+
+    def forward(self, features):  # (..., up to len(sizes)) -> (..., C)
+        rows = features + self.first[:features.shape[-1]]
+        return F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum").unflatten(0, features.shape[:-1])
+
+
+class Model(nn.Module):
+    """A state of `dim` units, a reset and a keep (or update) gate for each."""
+
+    def __init__(self, dim=512):
+        super().__init__()
+        self.instruction, self.stimulus = Rows((10, 11, 11, 11, 11), 3 * dim), Rows((11, 11) * 100, 3 * dim)
+        self.recurrent = nn.Linear(dim, 3 * dim)
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, 138)
+        for module in (self.recurrent, self.readout):
+            nn.init.normal_(module.weight, std=dim ** -0.5)
+            nn.init.zeros_(module.bias)
+
+    def step(self, x, state):  # (B, 3 C), (B, C) -> (B, C)
+        (x_reset, x_keep, x_new), (h_reset, h_keep, h_new) = x.chunk(3, 1), self.recurrent(state).chunk(3, 1)
+        reset, keep = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_keep + h_keep)
+        return keep * state + (1 - keep) * torch.tanh(x_new + reset * h_new)  # reset after the product, as in cuDNN
+
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
+        # W [token, stimulus] = U token + V stimulus, and the stimulus is the same in every step: V stimulus once
+        inputs = self.instruction(instruction) + self.stimulus(stimulus.flatten(1))[:, None]  # (B, T, 3 C)
+        state = inputs.new_zeros(len(inputs), self.recurrent.in_features)
+        for x in inputs.unbind(1):
+            state = self.step(x, state)
+        return self.norm(state)
+
+    def forward(self, instruction, stimulus):  # -> (B, 138)
+        return self.readout(self.features(instruction, stimulus))
