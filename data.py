@@ -24,7 +24,8 @@ import sys
 import time
 from typing import NamedTuple
 
-import torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinning threads are ten times slower on busy cores
+import torch  # noqa: E402
 
 SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 letters, as in the reference's splits; SHAPES may be up to 26
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -176,12 +177,13 @@ def _features(subset, pool, op, second, random):
     return torch.stack([shape, color], 2).int() + 1, ok
 
 
-def _cells(op, second, truth, node, distractors, random):
-    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1).
+def _cells(op, second, truth, path, distractors, random):
+    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1). `path` (n, P)
+    are the operators from the answer up to the root, `distractors` (n, D) which of them are there.
 
     One object decides a parity; the other, if any, lies anywhere (sum) or on an odd row and column (product). The
-    first distractor is a decoy: it takes a class with which the operator that answers would have answered the
-    opposite, so that the classes on the grid are the same whatever the answer."""
+    first distractors are decoys, one for each operator of the path as far as they reach: a decoy takes a class
+    with which its operator would have been the opposite, so that the grid has the same classes either way."""
     size, device = op.shape[1], op.device
     parity, is_sum = op >= SUM_EVEN, op <= SUM_ODD
     odd = truth ^ (op == SUM_EVEN) ^ (op == PRODUCT_EVEN)
@@ -192,23 +194,23 @@ def _cells(op, second, truth, node, distractors, random):
         row = random.below(2, size)
         return torch.where(is_sum, 2 * row + (row ^ odd ^ other_odd), torch.where(odd, ODD_ODD, random.below(3, size)))
 
-    deciding, decoy = decider(odd), decider(~odd).gather(1, node)
+    deciding, decoy = decider(odd), decider(~odd).gather(1, path)
     swap = second & random.coins(size)
     first, last = torch.where(swap, other, deciding), torch.where(swap, deciding, other)
-    cls = torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1)  # (n, 2 O + 1)
-    bound = torch.cat([torch.stack([parity, second], 2).flatten(1), parity.gather(1, node)], 1)
-    cls = torch.where(bound, cls, 4)
+    bound = torch.stack([parity, second], 2).flatten(1)  # objects that need a cell of their class
+    bound = torch.cat([bound, parity.gather(1, path) & distractors[:, :path.shape[1]]], 1)
+    cls = torch.where(bound, torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1), 4)
 
     one_hot = cls[:, :, None] == torch.arange(5, device=device)
     earlier = one_hot.cumsum(1).gather(2, cls[:, :, None])[:, :, 0] - 1  # objects of the same class
     ok = (~bound | (earlier < 25)).all(1, True)
     place = 25 * cls + _distinct(random.below((25 - earlier).clamp(min=1), cls.shape[1]), cls)
-
     place = torch.where(bound, place.clamp(max=GRID * GRID - 1), 2 ** 30)
-    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors, device=device)
-    free = _not_in(place, _distinct(random.below(free, size + distractors)))
-    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1)
-    free[:, :2 * size + 1] = torch.where(bound, place, free[:, :2 * size + 1])
+
+    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors.shape[1], device=device)
+    free = _not_in(place, _distinct(random.below(free.clamp(min=1), free.shape[1])))
+    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1).clamp(max=GRID * GRID - 1)
+    free[:, :bound.shape[1]] = torch.where(bound, place, free[:, :bound.shape[1]])
     return CELLS.to(device)[free], ok
 
 
@@ -219,13 +221,14 @@ def _generate(subset, depth, n, generator):
     size, device = op.shape[1], op.device
     features, enough = _features(subset, pool, op, second, random)
     truth = random.coins(size)
-    node = torch.zeros(n, 1, dtype=torch.int64, device=device)  # of the operator that answers
+    path = [torch.zeros(n, 1, dtype=torch.int64, device=device)]
     for _ in range(depth // 2):
-        node = 2 * node + 1 + (~truth).gather(1, node).long()
+        path.insert(0, 2 * path[0] + 1 + (~truth).gather(1, path[0]).long())
+    node = path[0]  # the operator that answers
     low, high = subset.distractors
-    present = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
-    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), present], 1)
-    cell, room = _cells(op, second, truth, node, high, random)
+    distractors = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
+    cell, room = _cells(op, second, truth, torch.cat(path[:high], 1), distractors, random)
+    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), distractors], 1)
 
     selectors = features[:, :2 * size].reshape(n, size, 4)
     shown = torch.stack([op != SHAPE, op != COLOR, second, second], 2)

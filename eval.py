@@ -16,9 +16,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import data  # before torch: it says how torch's threads wait
 import torch
-
-import data
 
 FORMAT = 1  # of the run folders
 

@@ -7,7 +7,6 @@ Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.j
 (how it went), checkpoint.pt (to go on from, at most a minute old) and result.json (accuracies, when it is done).
 """
 import argparse
-import csv
 import inspect
 import itertools
 import json
@@ -21,11 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+import data  # before torch: it says how torch's threads wait
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-import data
 from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
 
 SCHEDULES = {"quick": {"steps": 800, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
@@ -187,13 +186,14 @@ def train(config, folder):
     def log():
         accuracy = score(split, predict(model, split, LOG_TRIALS, device, config["precision"]))["accuracy"]
         count, seconds = state["step"] - state["since"][0], state["seconds"] - state["since"][1]
-        state["log"].append({"step": state["step"], "trials": state["step"] * size, "loss": state["loss"] / count,
-                             "train": state["right"] / (count * size), **accuracy, "trials/s": count * size / seconds})
+        row = {"loss": state["loss"] / count, "train": state["right"] / (count * size), **accuracy}
+        state["log"].append({"step": state["step"], "trials": state["step"] * size,
+                             **{key: round(value, 4) for key, value in row.items()}, "trials/s": round(count * size / seconds)})
         state.update(loss=0.0, right=0, since=[state["step"], state["seconds"]])
         rows = [state["log"][0].keys(), *(row.values() for row in state["log"])]
         write(folder / "log.csv", "".join(",".join(map(str, row)) + "\n" for row in rows))
 
-    pending, saved, clock = [], time.monotonic(), time.monotonic()
+    pending, first, saved, clock = [], state["step"], time.monotonic(), time.monotonic()
     stream = data.batches(split, size, seed=config["seed"], start=state["step"], device=device, train_size=config["train_size"])
     with Interrupt() as interrupt, bar:
         while state["step"] < steps:
@@ -223,8 +223,12 @@ def train(config, folder):
             state["right"] += int(sum(rights))
             bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
             bar.update(len(pending) * size)
-            pending.clear()
             state["seconds"] += time.monotonic() - clock
+            if state["step"] == first + len(pending):
+                left = (steps - state["step"]) * (time.monotonic() - clock) / len(pending)
+                bar.write(f"Expected to end at {time.strftime('%H:%M', time.localtime(time.time() + left))} "
+                          f"({left / 60:.1f} minutes), then the test sets.")
+            pending.clear()
             if evaluate:
                 log()
             if evaluate or interrupt.seen or time.monotonic() - saved > 60:

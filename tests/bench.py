@@ -63,8 +63,8 @@ class SSTfmr(nn.Module):
 
     def forward(self, instruction, stimulus):
         module = evaluation.module_of("sstfmr")
-        x = one_hot(instruction, (10, 11, 11, 11, 11)) @ self.instruction
-        cells = one_hot(stimulus, (11, 11)) @ self.stimulus
+        x = one_hot(instruction, (10, 27, 11, 27, 11)) @ self.instruction
+        cells = one_hot(stimulus, (27, 11)) @ self.stimulus
         wavelengths = module.WAVELENGTHS[self.model[0].position]
         x = x + module.sinusoids(x.shape[1], *wavelengths, like=x)
         cells = cells + (module.sinusoids(100, *wavelengths, like=x) if self.model[0].cells is None else self.model[0].cells)
