@@ -452,17 +452,15 @@ def draw(instruction, stimulus, color=None):
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if color is None else color
     tokens = path(instruction[None], stimulus[None])[0]
     marked = _evaluate(instruction[None], stimulus[None])[1][0, tokens].any(0).any(0)
-    cells = []
+    cells, width = [], 1 if color else 4
     for (shape, hue), mark in zip(stimulus.tolist(), marked.tolist()):
-        text = LETTERS[shape - 1] if shape else "." if color else " . "
+        text = LETTERS[shape - 1] + ("" if color else f":{COLOR_NAMES[hue - 1][:2]}") if shape else "."
+        text = text.center(width)
         if shape and color:
             text = f"\033[1;38;5;{ANSI[hue - 1]}m{text}\033[0m"
-        elif shape:
-            text += ":" + COLOR_NAMES[hue - 1][:2]
         cells.append(f"[{text}]" if mark else f" {text} ")
-    header = "   " + "".join(str(c).center(3 if color else 6) for c in range(GRID))
-    rows = [f"{r}  " + "".join(c if color or len(c) > 5 else c + " " for c in cells[r * GRID:(r + 1) * GRID]) for r in range(GRID)]
-    return "\n".join([header, *rows])
+    rows = [f"{r}  {''.join(cells[r * GRID:(r + 1) * GRID])}".rstrip() for r in range(GRID)]
+    return "\n".join(["   " + "".join(str(c).center(width + 2) for c in range(GRID)).rstrip(), *rows])
 
 
 def show(trial):

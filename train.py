@@ -7,6 +7,7 @@ Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.j
 (how it went), checkpoint.pt (to go on from, at most a minute old) and result.json (accuracies, when it is done).
 """
 import argparse
+import ctypes
 import inspect
 import itertools
 import json
@@ -27,7 +28,7 @@ from tqdm import tqdm
 
 from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
 
-SCHEDULES = {"quick": {"steps": 800, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
+SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 MUON_RATIO = 10  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
 LOG_TRIALS, TEST_TRIALS = 500, 10_000  # per test set, on the way and at the end
@@ -245,7 +246,7 @@ def train(config, folder):
 
 
 def rate(step, steps):
-    """The learning rate at a step, as a share of its peak: linear warm-up, then half a cosine to zero."""
+    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine to zero."""
     return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -270,8 +271,17 @@ def result_table(split, result):
     return table([split, "accuracy %", "95 % interval", "chance", "no binding", f"against {reference}"], rows)
 
 
+def keep_freed_memory():
+    """Tells the C library (glibc) to keep what tensors free for the next ones: asking the system for the same pages at
+    every step costs a CPU run a seventh of its time."""
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: never map pages for a single tensor
+        ctypes.CDLL(None).mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD: never give them back
+
+
 def main(argv=None):
     parser, args = parse(argv)
+    keep_freed_memory()
     try:
         runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}") for c in configurations(args)]
         for config, folder in runs:

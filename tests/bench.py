@@ -72,14 +72,15 @@ class SSTfmr(nn.Module):
         return self.readout(self.layers(torch.cat([x, eos[0], cells, eos[1]], 1))[:, -1])
 
 
+REPEATS = 15
 BASELINES = {"sstfmr": SSTfmr}
 
 
-def seconds_per_step(models, batch, repeats=15):
+def seconds_per_step(models, batch):
     """Median seconds of a training step (forward, backward, AdamW) of each model, taking turns."""
     optimizers = [torch.optim.AdamW(m.parameters()) for m in models]
     times = [[] for _ in models]
-    for _ in range(repeats + 2):
+    for _ in range(REPEATS + 2):
         for model, optimizer, seconds in zip(models, optimizers, times):
             start = time.perf_counter()
             F.cross_entropy(model(batch.instruction, batch.stimulus), batch.answer).backward()
@@ -91,7 +92,7 @@ def seconds_per_step(models, batch, repeats=15):
     return [statistics.median(seconds[2:]) for seconds in times]
 
 
-def main():
+def main(argv=None):
     device = evaluation.pick_device("auto")
     batch = data.trials("distractor", "iid", 128, device=device)
     print(f"A training step, batch 128, float32, {device}, {torch.get_num_threads()} threads:")
