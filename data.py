@@ -86,6 +86,7 @@ SPLITS = {  # split -> {"train": its training distribution, test set: its distri
 # n trials at once, without a loop over trials or nodes. O operators, in heap order: the branches of operator i are
 # 2i + 1 (True) and 2i + 2 (False). D distractors at most. Objects: two slots per operator, then the distractors.
 
+FAR = 2 ** 14  # beyond all pairs and cells
 ODD_ODD = 3  # a cell's parity class is 2 * (row % 2) + column % 2; the 25 cells of class c are numbered 25 c ..
 CELLS = torch.arange(GRID * GRID).view(5, 2, 5, 2).permute(1, 3, 0, 2).flatten()  # .. and this is their index
 
@@ -98,9 +99,8 @@ class _Random:
 
     def below(self, limit, size):
         """(n, size) integers, uniform on 0 .. limit - 1 but for a bias under limit / 2**31."""
-        limit = torch.as_tensor(limit, dtype=torch.int32, device=self.device)
-        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device)
-        return (draws.random_(generator=self.generator) % limit).long()
+        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device).random_(generator=self.generator)
+        return draws.long().mul_(limit).bitwise_right_shift_(31)  # draws are below 2**31; `% limit` is much slower
 
     def coins(self, size):
         return self.below(2, size) == 1
@@ -119,8 +119,12 @@ def _distinct(index, group=None):
 
 def _not_in(taken, index):
     """index (n, k): the place of a number among those not in taken (n, m); returns the numbers."""
-    gaps = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)
-    return index + torch.searchsorted(gaps, index, right=True)
+    gaps = (taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)).T.to(torch.int16).contiguous()
+    index = index.T.to(torch.int16).contiguous()
+    number = index.clone()
+    for gap in gaps:
+        number += index >= gap
+    return number.T.contiguous().long()
 
 
 def _operators(subset, depth, random):
@@ -162,18 +166,20 @@ def _features(subset, pool, op, second, random):
     limit = (height * width - torch.arange(2 * size, device=device)).clamp(min=1)
     pair = _distinct(random.below(limit, 2 * size)).gather(1, rank.clamp(min=0))
     pair = torch.minimum(pair, height * width - 1)
-    row, column = pair // width, pair % width
+    row = pair // width
+    column = pair - row * width
     row[:, ::2] = torch.where(get_shape, random.below(height, size), row[:, ::2])
     column[:, ::2] = torch.where(get_color, random.below(width, size), column[:, ::2])
 
     height, width = SHAPES - top, COLORS - left
     pair = random.below((height * width - number).clamp(min=1), subset.distractors[1])
-    pair = _not_in(torch.where(drawn, row * width + column, 2 ** 30), pair)
+    pair = _not_in(torch.where(drawn, row * width + column, FAR), pair)
     pair = torch.minimum(pair, height * width - 1)
+    free_row = pair // width
     row[:, ::2] = torch.where(get_color, (get_color.cumsum(1) - 1).clamp(max=SHAPES - 1) - top, row[:, ::2])
     column[:, ::2] = torch.where(get_shape, (get_shape.cumsum(1) - 1).clamp(max=COLORS - 1) - left, column[:, ::2])
-    shape = orders[0].gather(1, torch.cat([row, pair // width], 1) + top)
-    color = orders[1].gather(1, torch.cat([column, pair % width], 1) + left)
+    shape = orders[0].gather(1, torch.cat([row, free_row], 1) + top)
+    color = orders[1].gather(1, torch.cat([column, pair - free_row * width], 1) + left)
     return torch.stack([shape, color], 2).int() + 1, ok
 
 
@@ -205,7 +211,7 @@ def _cells(op, second, truth, path, distractors, random):
     earlier = one_hot.cumsum(1).gather(2, cls[:, :, None])[:, :, 0] - 1  # objects of the same class
     ok = (~bound | (earlier < 25)).all(1, True)
     place = 25 * cls + _distinct(random.below((25 - earlier).clamp(min=1), cls.shape[1]), cls)
-    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), 2 ** 30)
+    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), FAR)
 
     free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors.shape[1], device=device)
     free = _not_in(place, _distinct(random.below(free.clamp(min=1), free.shape[1])))

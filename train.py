@@ -31,7 +31,7 @@ from eval import FORMAT, available, in_distribution, module_of, pick_device, pre
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 MUON_RATIO = 10  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
-LOG_TRIALS, TEST_TRIALS = 500, 10_000  # per test set, on the way and at the end
+LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 
 
 # ---- what to run ------------------------------------------------------------------------------------------------
