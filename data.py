@@ -24,7 +24,8 @@ import sys
 import time
 from typing import NamedTuple
 
-import torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin are slow on busy cores
+import torch  # noqa: E402
 
 SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 letters, as in the reference's splits; SHAPES may be up to 26
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -85,6 +86,7 @@ SPLITS = {  # split -> {"train": its training distribution, test set: its distri
 # n trials at once, without a loop over trials or nodes. O operators, in heap order: the branches of operator i are
 # 2i + 1 (True) and 2i + 2 (False). D distractors at most. Objects: two slots per operator, then the distractors.
 
+FAR = 2 ** 14  # beyond all pairs and cells
 ODD_ODD = 3  # a cell's parity class is 2 * (row % 2) + column % 2; the 25 cells of class c are numbered 25 c ..
 CELLS = torch.arange(GRID * GRID).view(5, 2, 5, 2).permute(1, 3, 0, 2).flatten()  # .. and this is their index
 
@@ -97,9 +99,8 @@ class _Random:
 
     def below(self, limit, size):
         """(n, size) integers, uniform on 0 .. limit - 1 but for a bias under limit / 2**31."""
-        limit = torch.as_tensor(limit, dtype=torch.int32, device=self.device)
-        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device)
-        return (draws.random_(generator=self.generator) % limit).long()
+        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device).random_(generator=self.generator)
+        return draws.long().mul_(limit).bitwise_right_shift_(31)  # draws are below 2**31; `% limit` is much slower
 
     def coins(self, size):
         return self.below(2, size) == 1
@@ -118,8 +119,12 @@ def _distinct(index, group=None):
 
 def _not_in(taken, index):
     """index (n, k): the place of a number among those not in taken (n, m); returns the numbers."""
-    gaps = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)
-    return index + torch.searchsorted(gaps, index, right=True)
+    gaps = (taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)).T.to(torch.int16).contiguous()
+    index = index.T.to(torch.int16).contiguous()
+    number = index.clone()
+    for gap in gaps:
+        number += index >= gap
+    return number.T.contiguous().long()
 
 
 def _operators(subset, depth, random):
@@ -161,27 +166,30 @@ def _features(subset, pool, op, second, random):
     limit = (height * width - torch.arange(2 * size, device=device)).clamp(min=1)
     pair = _distinct(random.below(limit, 2 * size)).gather(1, rank.clamp(min=0))
     pair = torch.minimum(pair, height * width - 1)
-    row, column = pair // width, pair % width
+    row = pair // width
+    column = pair - row * width
     row[:, ::2] = torch.where(get_shape, random.below(height, size), row[:, ::2])
     column[:, ::2] = torch.where(get_color, random.below(width, size), column[:, ::2])
 
     height, width = SHAPES - top, COLORS - left
     pair = random.below((height * width - number).clamp(min=1), subset.distractors[1])
-    pair = _not_in(torch.where(drawn, row * width + column, 2 ** 30), pair)
+    pair = _not_in(torch.where(drawn, row * width + column, FAR), pair)
     pair = torch.minimum(pair, height * width - 1)
+    free_row = pair // width
     row[:, ::2] = torch.where(get_color, (get_color.cumsum(1) - 1).clamp(max=SHAPES - 1) - top, row[:, ::2])
     column[:, ::2] = torch.where(get_shape, (get_shape.cumsum(1) - 1).clamp(max=COLORS - 1) - left, column[:, ::2])
-    shape = orders[0].gather(1, torch.cat([row, pair // width], 1) + top)
-    color = orders[1].gather(1, torch.cat([column, pair % width], 1) + left)
+    shape = orders[0].gather(1, torch.cat([row, free_row], 1) + top)
+    color = orders[1].gather(1, torch.cat([column, pair - free_row * width], 1) + left)
     return torch.stack([shape, color], 2).int() + 1, ok
 
 
-def _cells(op, second, truth, node, distractors, random):
-    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1).
+def _cells(op, second, truth, path, distractors, random):
+    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1). `path` (n, P)
+    are the operators from the answer up to the root, `distractors` (n, D) which of them are there.
 
     One object decides a parity; the other, if any, lies anywhere (sum) or on an odd row and column (product). The
-    first distractor is a decoy: it takes a class with which the operator that answers would have answered the
-    opposite, so that the classes on the grid are the same whatever the answer."""
+    first distractors are decoys, one for each operator of the path as far as they reach: a decoy takes a class
+    with which its operator would have been the opposite, so that the grid has the same classes either way."""
     size, device = op.shape[1], op.device
     parity, is_sum = op >= SUM_EVEN, op <= SUM_ODD
     odd = truth ^ (op == SUM_EVEN) ^ (op == PRODUCT_EVEN)
@@ -192,23 +200,23 @@ def _cells(op, second, truth, node, distractors, random):
         row = random.below(2, size)
         return torch.where(is_sum, 2 * row + (row ^ odd ^ other_odd), torch.where(odd, ODD_ODD, random.below(3, size)))
 
-    deciding, decoy = decider(odd), decider(~odd).gather(1, node)
+    deciding, decoy = decider(odd), decider(~odd).gather(1, path)
     swap = second & random.coins(size)
     first, last = torch.where(swap, other, deciding), torch.where(swap, deciding, other)
-    cls = torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1)  # (n, 2 O + 1)
-    bound = torch.cat([torch.stack([parity, second], 2).flatten(1), parity.gather(1, node)], 1)
-    cls = torch.where(bound, cls, 4)
+    bound = torch.stack([parity, second], 2).flatten(1)  # objects that need a cell of their class
+    bound = torch.cat([bound, parity.gather(1, path) & distractors[:, :path.shape[1]]], 1)
+    cls = torch.where(bound, torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1), 4)
 
     one_hot = cls[:, :, None] == torch.arange(5, device=device)
     earlier = one_hot.cumsum(1).gather(2, cls[:, :, None])[:, :, 0] - 1  # objects of the same class
     ok = (~bound | (earlier < 25)).all(1, True)
     place = 25 * cls + _distinct(random.below((25 - earlier).clamp(min=1), cls.shape[1]), cls)
+    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), FAR)
 
-    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), 2 ** 30)
-    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors, device=device)
-    free = _not_in(place, _distinct(random.below(free, size + distractors)))
-    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1)
-    free[:, :2 * size + 1] = torch.where(bound, place, free[:, :2 * size + 1])
+    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors.shape[1], device=device)
+    free = _not_in(place, _distinct(random.below(free.clamp(min=1), free.shape[1])))
+    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1).clamp(max=GRID * GRID - 1)
+    free[:, :bound.shape[1]] = torch.where(bound, place, free[:, :bound.shape[1]])
     return CELLS.to(device)[free], ok
 
 
@@ -219,22 +227,25 @@ def _generate(subset, depth, n, generator):
     size, device = op.shape[1], op.device
     features, enough = _features(subset, pool, op, second, random)
     truth = random.coins(size)
-    node = torch.zeros(n, 1, dtype=torch.int64, device=device)  # of the operator that answers
+    path = [torch.zeros(n, 1, dtype=torch.int64, device=device)]
     for _ in range(depth // 2):
-        node = 2 * node + 1 + (~truth).gather(1, node).long()
+        path.insert(0, 2 * path[0] + 1 + (~truth).gather(1, path[0]).long())
+    node = path[0]  # the operator that answers
     low, high = subset.distractors
-    present = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
-    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), present], 1)
-    cell, room = _cells(op, second, truth, node, high, random)
+    distractors = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
+    cell, room = _cells(op, second, truth, torch.cat(path[:high], 1), distractors, random)
+    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), distractors], 1)
 
     selectors = features[:, :2 * size].reshape(n, size, 4)
     shown = torch.stack([op != SHAPE, op != COLOR, second, second], 2)
     instruction = torch.zeros(n, (3 * size - 1) // 2, 5, dtype=torch.int32, device=device)
     instruction[:, :, 0] = IF_ELSE
-    token = [i + (1 << (i + 1).bit_length() - 1) - 1 for i in range(size)]  # before a level: as many IfElses as operators
+    # Before a level stand as many IfElses as operators.
+    token = [i + (1 << (i + 1).bit_length() - 1) - 1 for i in range(size)]
     instruction[:, token] = torch.cat([op[:, :, None].int(), selectors * shown], 2)
 
-    features[:, 0:2 * size:2] = torch.where(((op == EXIST) & ~truth)[:, :, None], selectors[:, :, 2:], selectors[:, :, :2])
+    missing = ((op == EXIST) & ~truth)[:, :, None]
+    features[:, 0:2 * size:2] = torch.where(missing, selectors[:, :, 2:], selectors[:, :, :2])
     stimulus = torch.zeros(n, GRID * GRID + 1, 2, dtype=torch.int32, device=device)  # the last for what is not there
     place = torch.where(present, cell, GRID * GRID)[:, :, None].expand(-1, -1, 2)
     stimulus = stimulus.scatter_(1, place, features)[:, :-1]
@@ -293,13 +304,15 @@ def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     if batch_size < 1 or start < 0:
         raise ValueError(f"batch_size must be at least 1 and start at least 0, not {batch_size} and {start}")
     if share is not None and share < batch_size:
-        raise ValueError(f"train_size must be at least {batch_size * len(subset.depths)} (batch_size x depths), not {train_size}")
+        least = batch_size * len(subset.depths)
+        raise ValueError(f"train_size must be at least {least} (batch_size x depths), not {train_size}")
     return _batches(split, subset, batch_size, seed, start, device, share)
 
 
 def _batches(split, subset, batch_size, seed, start, device, share):
     depths, blocks = subset.depths, {}
-    fixed = {} if share is None else {d: trials(split, "train", share, seed=seed, depth=d, device=device) for d in depths}
+    fixed = {} if share is None else {d: trials(split, "train", share, seed=seed, depth=d, device=device)
+                                      for d in depths}
     length = share or max(CHUNK, batch_size)  # of a block of trials: an epoch, or what one call of the generator makes
     for i in itertools.count(start):
         depth = depths[i % len(depths)]
@@ -322,8 +335,9 @@ def _evaluate(instruction, stimulus):
     op, shapes, colors = instruction[:, :, 0], instruction[:, :, 1::2], instruction[:, :, 2::2]
     shape, color = stimulus[:, None, None, :, 0], stimulus[:, None, None, :, 1]
     asked = (shapes > 0) | (colors > 0)  # (n, T, 2)
-    fits = ((shapes == 0)[..., None] | (shapes[..., None] == shape)) & ((colors == 0)[..., None] | (colors[..., None] == color))
-    match = fits & asked[..., None] & (shape > 0) & (color > 0)
+    shape_fits = (shapes == 0)[..., None] | (shapes[..., None] == shape)
+    color_fits = (colors == 0)[..., None] | (colors[..., None] == color)
+    match = shape_fits & color_fits & asked[..., None] & (shape > 0) & (color > 0)
     cell = match.int().argmax(3)  # the first that matches
     row, column = cell // GRID, cell % GRID
     total = ((row + column) * asked).sum(2) % 2
@@ -332,7 +346,8 @@ def _evaluate(instruction, stimulus):
     answer = torch.zeros_like(total)
     for operator, value in ((EXIST, (~match[:, :, 0].any(2)).long()), (LOCATION, FIRST_CELL + cell[:, :, 0]),
                             (COLOR, FIRST_COLOR - 1 + at[:, :, 1]), (SHAPE, FIRST_SHAPE - 1 + at[:, :, 0]),
-                            (SUM_EVEN, total), (SUM_ODD, 1 - total), (PRODUCT_EVEN, product), (PRODUCT_ODD, 1 - product)):
+                            (SUM_EVEN, total), (SUM_ODD, 1 - total),
+                            (PRODUCT_EVEN, product), (PRODUCT_ODD, 1 - product)):
         answer = torch.where(op == operator, value, answer)
     return answer, match
 
@@ -385,7 +400,8 @@ def _check(instruction, stimulus):
         raise ValueError(f"instruction must be (n, T, 5) with T one of {lengths}, not {tuple(instruction.shape)}")
     if stimulus.shape != (len(instruction), GRID * GRID, 2):
         raise ValueError(f"stimulus must be ({len(instruction)}, {GRID * GRID}, 2), not {tuple(stimulus.shape)}")
-    limits = {"instruction": (instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)), "stimulus": (stimulus, (SHAPES, COLORS))}
+    limits = {"instruction": (instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
+              "stimulus": (stimulus, (SHAPES, COLORS))}
     for name, (tokens, most) in limits.items():
         if tokens.is_floating_point() or ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
             raise ValueError(f"{name} must hold integers from 0 to {most}")
@@ -404,8 +420,10 @@ def _phrase(token, leaf):
     if op in (LOCATION, COLOR, SHAPE):
         return {LOCATION: f"say where {names} is", COLOR: f"say which color {names} has",
                 SHAPE: f"say which letter is {_object(shape, color)}"}[op]
-    number = f"{'add up' if op < PRODUCT_EVEN else 'multiply'} to an {'even' if op in (SUM_EVEN, PRODUCT_EVEN) else 'odd'} number"
-    condition = f"{names} is on the grid" if op == EXIST else f"the row and column of {names} {number}"
+    verb, parity = "add up" if op < PRODUCT_EVEN else "multiply", "even" if op in (SUM_EVEN, PRODUCT_EVEN) else "odd"
+    condition = f"the row and column of {names} {verb} to an {parity} number"
+    if op == EXIST:
+        condition = f"{names} is on the grid"
     return "say whether " * leaf + condition
 
 
@@ -449,17 +467,15 @@ def draw(instruction, stimulus, color=None):
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if color is None else color
     tokens = path(instruction[None], stimulus[None])[0]
     marked = _evaluate(instruction[None], stimulus[None])[1][0, tokens].any(0).any(0)
-    cells = []
+    cells, width = [], 1 if color else 4
     for (shape, hue), mark in zip(stimulus.tolist(), marked.tolist()):
-        text = LETTERS[shape - 1] if shape else "." if color else " . "
+        text = LETTERS[shape - 1] + ("" if color else f":{COLOR_NAMES[hue - 1][:2]}") if shape else "."
+        text = text.center(width)
         if shape and color:
             text = f"\033[1;38;5;{ANSI[hue - 1]}m{text}\033[0m"
-        elif shape:
-            text += ":" + COLOR_NAMES[hue - 1][:2]
         cells.append(f"[{text}]" if mark else f" {text} ")
-    header = "   " + "".join(str(c).center(3 if color else 6) for c in range(GRID))
-    rows = [f"{r}  " + "".join(c if color or len(c) > 5 else c + " " for c in cells[r * GRID:(r + 1) * GRID]) for r in range(GRID)]
-    return "\n".join([header, *rows])
+    rows = [f"{r}  {''.join(cells[r * GRID:(r + 1) * GRID])}".rstrip() for r in range(GRID)]
+    return "\n".join(["   " + "".join(str(c).center(width + 2) for c in range(GRID)).rstrip(), *rows])
 
 
 def show(trial):
@@ -490,7 +506,7 @@ def main(argv=None):
     parser.add_argument("--depth", type=int, help="the depth, where a training set has several")
     parser.add_argument("--n", type=int, default=3, help="trials to show")
     parser.add_argument("--seed", type=int, default=0, help="of the stream; every model is tested on seed 0")
-    parser.add_argument("--bench", action="store_true", help="print trials/s by depth and number of distractors instead")
+    parser.add_argument("--bench", action="store_true", help="print trials/s by depth and distractors instead")
     parser.add_argument("--device", default="cpu", help="where --bench generates")
     args = parser.parse_args(argv)
     try:

@@ -16,9 +16,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import data  # before torch: it says how torch's threads wait
 import torch
-
-import data
 
 FORMAT = 1  # of the run folders
 
@@ -142,7 +141,8 @@ def score(split, predictions):
         for column, chosen in groups(split, subset, operator).items():
             result["accuracy"][column] = right[chosen].mean().item()
             result["interval"][column] = wilson(result["accuracy"][column], int(chosen.sum()))
-            result["chance"][column], result["no_binding"][column] = by_chance[chosen].mean().item(), unbound[chosen].mean().item()
+            result["chance"][column] = by_chance[chosen].mean().item()
+            result["no_binding"][column] = unbound[chosen].mean().item()
             result["per_operator"][column] = {data.OPERATORS[op]: right[chosen & (operator == op)].mean().item()
                                               for op in operator[chosen].unique().tolist()}
     return result
@@ -159,7 +159,8 @@ def percent(values):
 def table(header, rows, markdown=False):
     """Rows of strings under a header, as aligned text or as Markdown."""
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
-    lines = [[c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))] for row in [header, *rows]]
+    lines = [[c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))]
+             for row in [header, *rows]]
     rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     if markdown:
         return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
@@ -188,8 +189,8 @@ def mistakes(model, split, n, device):
     subset, predicted = list(predict(model, split, 1000, device).items())[-1]
     made = test_set(split, subset, 1000)[0]
     wrong = (predicted != made.answer).nonzero()[:n, 0].tolist()
-    return "\n\n".join(data.show(data.Trials(*(x[i] for x in made))) + f"\nThe model says: {data.name(int(predicted[i]))}"
-                       for i in wrong)
+    return "\n\n".join(data.show(data.Trials(*(x[i] for x in made)))
+                       + f"\nThe model says: {data.name(int(predicted[i]))}" for i in wrong)
 
 
 def main(argv=None):

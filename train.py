@@ -7,7 +7,7 @@ Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.j
 (how it went), checkpoint.pt (to go on from, at most a minute old) and result.json (accuracies, when it is done).
 """
 import argparse
-import csv
+import ctypes
 import inspect
 import itertools
 import json
@@ -21,23 +21,24 @@ import sys
 import time
 from pathlib import Path
 
+import data  # before torch: it says how torch's threads wait
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-import data
 from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
 
-SCHEDULES = {"quick": {"steps": 800, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
+SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 MUON_RATIO = 10  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
-LOG_TRIALS, TEST_TRIALS = 500, 10_000  # per test set, on the way and at the end
+LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 
 
 # ---- what to run ------------------------------------------------------------------------------------------------
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     group = parser.add_argument_group("what to run; several values make several runs")
     group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
     group.add_argument("--split", nargs="+", default=["productive"], help=f"all, or any of {', '.join(data.SPLITS)}")
@@ -51,13 +52,13 @@ def parse(argv):
     group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
     group = parser.add_argument_group("training")
     group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
-                       help="full is for a GPU, quick ends in 5 minutes on two cores; auto is full where there is a GPU")
+                       help="full is for a GPU, quick ends in 5 minutes on two cores; auto: full with a GPU")
     group.add_argument("--steps", type=int, help="batches to train on; None: the schedule's")
     group.add_argument("--batch-size", type=int, help="trials per batch; None: the schedule's")
     group.add_argument("--train-size", type=int, help="train on this many trials, again and again; None: all new")
     group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: muon, or with --paper the paper's")
-    group.add_argument("--lr", type=float, default=1e-3, help=f"learning rate of AdamW; Muon's is {MUON_RATIO} times this")
-    group.add_argument("--eval-every", type=int, help="steps from one evaluation and checkpoint to the next; None: a fifth of all")
+    group.add_argument("--lr", type=float, default=1e-3, help=f"peak rate of AdamW; Muon's is {MUON_RATIO} times it")
+    group.add_argument("--eval-every", type=int, help="steps between evaluations; None: a fifth of all steps")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
     group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
@@ -95,14 +96,17 @@ def configurations(args):
         data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=args.train_size)
         different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k]}
         settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
-        yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name, "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings),
-               "seed": seed, "model_args": model_args | given, **training, **chosen, "device": device}
+        yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name,
+               "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings), "seed": seed, "model_args": model_args | given,
+               **training, **chosen, "device": device}
 
 
 def environment():
     """Where a run was made: written down, but not a part of what it is."""
-    here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **here).stdout.strip() if (Path(__file__).parent / ".git").exists() else ""
+    here, commit = Path(__file__).parent, ""
+    if (here / ".git").exists():
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+        commit = git.stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"commit": commit, "python": platform.python_version(), "torch": torch.__version__, "gpu": gpu,
             "machine": platform.platform(), "threads": torch.get_num_threads()}
@@ -133,7 +137,8 @@ def prepare(config, folder):
         there = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): remove {folder} or choose another --out") from error
-    other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items() if there.get(key) != value]
+    other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items()
+             if there.get(key) != value]
     if other:
         raise ValueError(f"{folder} holds another run ({'; '.join(other)}): remove it or choose another --out")
 
@@ -182,19 +187,23 @@ def train(config, folder):
                desc=f"{split} {config['model']} seed {config['seed']}")
 
     def save():
-        write(folder / "checkpoint.pt", state | {"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizers]})
+        write(folder / "checkpoint.pt", state | {"model": model.state_dict(),
+                                                 "optimizer": [o.state_dict() for o in optimizers]})
 
     def log():
         accuracy = score(split, predict(model, split, LOG_TRIALS, device, config["precision"]))["accuracy"]
         count, seconds = state["step"] - state["since"][0], state["seconds"] - state["since"][1]
-        state["log"].append({"step": state["step"], "trials": state["step"] * size, "loss": state["loss"] / count,
-                             "train": state["right"] / (count * size), **accuracy, "trials/s": count * size / seconds})
+        row = {"loss": state["loss"] / count, "train": state["right"] / (count * size), **accuracy}
+        state["log"].append({"step": state["step"], "trials": state["step"] * size,
+                             **{key: round(value, 4) for key, value in row.items()},
+                             "trials/s": round(count * size / seconds)})
         state.update(loss=0.0, right=0, since=[state["step"], state["seconds"]])
         rows = [state["log"][0].keys(), *(row.values() for row in state["log"])]
         write(folder / "log.csv", "".join(",".join(map(str, row)) + "\n" for row in rows))
 
-    pending, saved, clock = [], time.monotonic(), time.monotonic()
-    stream = data.batches(split, size, seed=config["seed"], start=state["step"], device=device, train_size=config["train_size"])
+    pending, first, saved, clock = [], state["step"], time.monotonic(), time.monotonic()
+    stream = data.batches(split, size, seed=config["seed"], start=state["step"], device=device,
+                          train_size=config["train_size"])
     with Interrupt() as interrupt, bar:
         while state["step"] < steps:
             batch = next(stream)
@@ -223,8 +232,12 @@ def train(config, folder):
             state["right"] += int(sum(rights))
             bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
             bar.update(len(pending) * size)
-            pending.clear()
             state["seconds"] += time.monotonic() - clock
+            if state["step"] == first + len(pending):
+                left = (steps - state["step"]) * (time.monotonic() - clock) / len(pending)
+                bar.write(f"Expected to end at {time.strftime('%H:%M', time.localtime(time.time() + left))} "
+                          f"({left / 60:.1f} minutes), then the test sets.")
+            pending.clear()
             if evaluate:
                 log()
             if evaluate or interrupt.seen or time.monotonic() - saved > 60:
@@ -241,7 +254,7 @@ def train(config, folder):
 
 
 def rate(step, steps):
-    """The learning rate at a step, as a share of its peak: linear warm-up, then half a cosine to zero."""
+    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine to zero."""
     return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -250,10 +263,12 @@ def rate(step, steps):
 def explain(args, runs):
     """Prints what will run, and why on this schedule."""
     config = runs[0][0]
-    why = "as asked" if args.schedule != "auto" else "there is a GPU" if config["schedule"] == "full" else "there is no GPU"
+    why = "as asked"
+    if args.schedule == "auto":
+        why = "there is a GPU" if config["schedule"] == "full" else "there is no GPU"
     left = sum(not (folder / "result.json").exists() for _, folder in runs)
-    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do. Schedule {config['schedule']} ({why}): {config['steps']:,} steps of "
-          f"{config['batch_size']} trials. Device {config['device']}, {config['precision']}.")
+    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do. Schedule {config['schedule']} ({why}): "
+          f"{config['steps']:,} steps of {config['batch_size']} trials, on {config['device']} in {config['precision']}.")
 
 
 def result_table(split, result):
@@ -266,10 +281,20 @@ def result_table(split, result):
     return table([split, "accuracy %", "95 % interval", "chance", "no binding", f"against {reference}"], rows)
 
 
+def keep_freed_memory():
+    """Tells the C library (glibc) to keep what tensors free for the next ones: asking the system for the same pages at
+    every step costs a CPU run a seventh of its time."""
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: never map pages for a single tensor
+        ctypes.CDLL(None).mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD: never give them back
+
+
 def main(argv=None):
     parser, args = parse(argv)
+    keep_freed_memory()
     try:
-        runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}") for c in configurations(args)]
+        runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}")
+                for c in configurations(args)]
         for config, folder in runs:
             prepare(config, folder)
         explain(args, runs)

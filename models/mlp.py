@@ -44,7 +44,7 @@ class Model(nn.Module):
         super().__init__()
         if layers < 1:
             raise ValueError(f"layers must be at least 1, not {layers}")
-        self.instruction, self.stimulus = Rows((10, 11, 11, 11, 11) * LONGEST, dim), Rows((11, 11) * 100, dim)
+        self.instruction, self.stimulus = Rows((10, 27, 11, 27, 11) * LONGEST, dim), Rows((27, 11) * 100, dim)
         self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1))
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, 138)
         for module in (*self.layers, self.readout):

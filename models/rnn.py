@@ -38,7 +38,7 @@ class Model(nn.Module):
 
     def __init__(self, dim=512):
         super().__init__()
-        self.instruction, self.stimulus = Rows((10, 11, 11, 11, 11), dim), Rows((11, 11) * 100, dim)
+        self.instruction, self.stimulus = Rows((10, 27, 11, 27, 11), dim), Rows((27, 11) * 100, dim)
         self.recurrent = nn.Linear(dim, dim)
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, 138)
         for module in (self.recurrent, self.readout):

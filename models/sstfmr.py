@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+INSTRUCTION, STIMULUS = (10, 27, 11, 27, 11), (27, 11)  # values of each feature of a token, 0 and all letters included
 PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "optimizer": "adamw"}
 
 
@@ -97,10 +98,10 @@ class Model(nn.Module):
     def __init__(self, dim=128, layers=2, heads=4, position="sinusoidal"):
         super().__init__()
         if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError(f"heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "
+            raise ValueError("heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "
                              f"not heads={heads}, dim={dim}, layers={layers}, position={position}")
         self.position = position
-        self.instruction, self.stimulus = Embedding((10, 11, 11, 11, 11), dim), Embedding((11, 11), dim)
+        self.instruction, self.stimulus = Embedding(INSTRUCTION, dim), Embedding(STIMULUS, dim)
         self.eos = nn.Parameter(torch.randn(2, dim))
         self.cells = nn.Parameter(torch.randn(100, dim)) if position != "paper" else None
         self.relative = nn.Parameter(torch.zeros(heads, 17)) if position == "relative" else None

@@ -19,6 +19,9 @@ import data  # noqa: E402
 import eval as evaluation  # noqa: E402
 
 
+INSTRUCTION, STIMULUS = (10, 27, 11, 27, 11), (27, 11)  # values of each feature of a token
+
+
 def linear(new, old):
     """Copies a Linear layer."""
     with torch.no_grad():
@@ -60,16 +63,17 @@ class SSTfmr(nn.Module):
         super().__init__()
         self.model, self.layers = [model], nn.Sequential(*(encoder_layer(b) for b in model.blocks))
         self.readout = linear(nn.Linear(model.readout.in_features, 138), model.readout)
-        self.instruction, self.stimulus = nn.Parameter(model.instruction.table.detach().clone()), nn.Parameter(model.stimulus.table.detach().clone())
-        self.eos = nn.Parameter(model.eos.detach().clone())
+        self.instruction, self.stimulus, self.eos = (nn.Parameter(p.detach().clone()) for p in (
+            model.instruction.table, model.stimulus.table, model.eos))
 
     def forward(self, instruction, stimulus):
         module = evaluation.module_of("sstfmr")
-        x = one_hot(instruction, (10, 11, 11, 11, 11)) @ self.instruction
-        cells = one_hot(stimulus, (11, 11)) @ self.stimulus
+        x = one_hot(instruction, INSTRUCTION) @ self.instruction
+        cells = one_hot(stimulus, STIMULUS) @ self.stimulus
         wavelengths = module.WAVELENGTHS[self.model[0].position]
         x = x + module.sinusoids(x.shape[1], *wavelengths, like=x)
-        cells = cells + (module.sinusoids(100, *wavelengths, like=x) if self.model[0].cells is None else self.model[0].cells)
+        learned = self.model[0].cells
+        cells = cells + (module.sinusoids(100, *wavelengths, like=x) if learned is None else learned)
         eos = self.eos[:, None, None].expand(2, len(x), 1, -1)
         return self.readout(self.layers(torch.cat([x, eos[0], cells, eos[1]], 1))[:, -1])
 
@@ -93,8 +97,8 @@ class Recurrent(nn.Module):
         return self.layer.weight_ih_l0
 
     def forward(self, instruction, stimulus):
-        grid = one_hot(stimulus, (11, 11)).flatten(1)[:, None].expand(-1, instruction.shape[1], -1)
-        x = torch.cat([one_hot(instruction, (10, 11, 11, 11, 11)), grid], 2)
+        grid = one_hot(stimulus, STIMULUS).flatten(1)[:, None].expand(-1, instruction.shape[1], -1)
+        x = torch.cat([one_hot(instruction, INSTRUCTION), grid], 2)
         return self.readout(self.norm(self.layer(x)[0][:, -1]))
 
 
@@ -113,22 +117,23 @@ class MLP(nn.Module):
         return self.first.weight
 
     def forward(self, instruction, stimulus):
-        tokens = F.pad(one_hot(instruction, (10, 11, 11, 11, 11)), (0, 0, 0, 46 - instruction.shape[1]))
-        x = F.gelu(self.first(torch.cat([tokens.flatten(1), one_hot(stimulus, (11, 11)).flatten(1)], 1)))
+        tokens = F.pad(one_hot(instruction, INSTRUCTION), (0, 0, 0, 46 - instruction.shape[1]))
+        x = F.gelu(self.first(torch.cat([tokens.flatten(1), one_hot(stimulus, STIMULUS).flatten(1)], 1)))
         for layer in self.model.layers:
             x = F.gelu(layer(x))
         return self.model.readout(self.model.norm(x))
 
 
+REPEATS = 15
 BASELINES = {"sstfmr": SSTfmr, "rnn": functools.partial(Recurrent, layer=nn.RNN),
              "gru": functools.partial(Recurrent, layer=nn.GRU), "mlp": MLP}
 
 
-def seconds_per_step(models, batch, repeats=15):
+def seconds_per_step(models, batch):
     """Median seconds of a training step (forward, backward, AdamW) of each model, taking turns."""
     optimizers = [torch.optim.AdamW(m.parameters()) for m in models]
     times = [[] for _ in models]
-    for _ in range(repeats + 2):
+    for _ in range(REPEATS + 2):
         for model, optimizer, seconds in zip(models, optimizers, times):
             start = time.perf_counter()
             F.cross_entropy(model(batch.instruction, batch.stimulus), batch.answer).backward()
@@ -140,7 +145,7 @@ def seconds_per_step(models, batch, repeats=15):
     return [statistics.median(seconds[2:]) for seconds in times]
 
 
-def main():
+def main(argv=None):
     device = evaluation.pick_device("auto")
     batch = data.trials("distractor", "iid", 128, device=device)
     print(f"A training step, batch 128, float32, {device}, {torch.get_num_threads()} threads:")
@@ -148,7 +153,8 @@ def main():
         module = evaluation.module_of(name)
         model = module.Model(**{k: v for k, v in module.PAPER.items() if k != "optimizer"}).to(device)
         ours, theirs = seconds_per_step([model, baseline(model).to(device)], batch)
-        print(f"{name:10} ours {1000 * ours:7.1f} ms   torch.nn {1000 * theirs:7.1f} ms   {theirs / ours:5.1f} times as fast")
+        print(f"{name:10} ours {1000 * ours:7.1f} ms   torch.nn {1000 * theirs:7.1f} ms   "
+              f"{theirs / ours:5.1f} times as fast")
 
 
 if __name__ == "__main__":

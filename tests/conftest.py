@@ -1,13 +1,11 @@
 """Options and the import path of the tests. `pytest` runs the fast ones, `pytest --slow -s` adds the slow ones."""
-import os
 import pathlib
 import sys
 
 import pytest
 
-# Threads that wait must sleep: spinning makes small tensor operations many times slower wherever cores are shared.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+import data  # noqa: E402, F401  before torch: it says how torch's threads wait
 
 
 def pytest_addoption(parser):

@@ -81,8 +81,9 @@ def test_attention_equals_torch(queries):
     x, context, bias = torch.randn(3, queries, 16), torch.randn(3, 7, 16), torch.randn(4, queries, 7)
     expected = theirs(x, context, context, attn_mask=bias.repeat(3, 1, 1), need_weights=False)[0]
     torch.testing.assert_close(ours(x, context, bias), expected, atol=1e-5, rtol=1e-5)
-    scores = [F.scaled_dot_product_attention(ours.split(ours.query(x)), ours.split(ours.key(context)), ours.split(ours.value(context)))]
-    torch.testing.assert_close(ours(x, context), ours.out(scores[0].transpose(1, 2).flatten(2)), atol=1e-5, rtol=1e-5)
+    q, k, v = (ours.split(part) for part in (ours.query(x), ours.key(context), ours.value(context)))
+    expected = ours.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(ours(x, context), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_block_equals_torch_and_its_last_token_needs_no_other_query():
@@ -109,8 +110,8 @@ def test_model_equals_its_copy_from_torch_modules(name, paper):
 
 
 def test_embedding_is_a_linear_map_of_the_one_hot_features():
-    embedding = evaluation.module_of("sstfmr").Embedding((10, 11, 11, 11, 11), 6)
-    expected = bench.one_hot(BATCH.instruction, (10, 11, 11, 11, 11)) @ embedding.table
+    embedding = evaluation.module_of("sstfmr").Embedding(bench.INSTRUCTION, 6)
+    expected = bench.one_hot(BATCH.instruction, bench.INSTRUCTION) @ embedding.table
     torch.testing.assert_close(embedding(BATCH.instruction), expected)
 
 

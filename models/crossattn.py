@@ -1,0 +1,148 @@
+"""CrossAttn: the instruction's encoding asks, the stimulus's encoding answers, in one cross-attention (section 3.1).
+
+    instruction EOS         stimulus EOS
+         |       |              |     |
+        [ Encoder ]            [ Encoder ]      each stream reads itself alone
+                 |              |     |
+                 '--query-->[ Block ]-'keys     they meet where the question looks for its object
+                                |               and values
+                           [ LN, MLP ]
+                                |
+                             readout -> 138 logits
+
+Differs from the paper: 1) four heads, width 128; 2) stimulus positions are learned, instruction positions have
+wavelengths from 2.5 to 64 tokens; 3) weights start with variance 1 / fan-in, those of queries at 0.3 of that scale;
+4) Muon instead of AdamW; 5) no bias on keys, where it would cancel. --paper undoes 1, 2 and 4.
+"""
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+INSTRUCTION, STIMULUS = (10, 27, 11, 27, 11), (27, 11)  # values of each feature of a token, 0 and all letters included
+PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "optimizer": "adamw"}
+
+
+class Embedding(nn.Module):
+    """A sum of one learned vector per feature: the same as a linear map of the one-hot features."""
+
+    def __init__(self, sizes, dim):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(sum(sizes), dim))
+        self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
+
+    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
+        rows = (tokens + self.first).flatten(0, 1)
+        return F.embedding_bag(rows, self.table, mode="sum").unflatten(0, tokens.shape[:2])
+
+
+WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
+
+
+def sinusoids(length, shortest, longest, like):
+    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C), on the device of `like`."""
+    wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, like.shape[-1] // 2, device=like.device)
+    angle = 2 * math.pi * torch.arange(length, device=like.device)[:, None] / wavelength
+    return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of x to context, softmax(q k / sqrt(D) + bias) v."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
+
+    def split(self, x):  # (B, N, C) -> (B, H, N, D)
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x, context, bias=0):
+        q = self.split(self.query(x)) / math.sqrt(x.shape[2] // self.heads)  # (B, H, N, D)
+        if x.shape[1] * self.heads < x.shape[2]:
+            # Few queries: q (W c) = (q W) c, so project the queries into the context's space, not the context into
+            # theirs, and sum the context before it is projected (its weights sum to 1, so the bias passes unchanged).
+            to_key, to_value = (m.weight.unflatten(0, (self.heads, -1)) for m in (self.key, self.value))  # (H, D, C)
+            scores = ((q @ to_key).flatten(1, 2) @ context.mT).unflatten(1, (self.heads, -1))  # (B, H, N, M)
+            mixed = ((scores + bias).softmax(3).flatten(1, 2) @ context).unflatten(1, (self.heads, -1))
+            mixed = mixed @ to_value.mT + self.value.bias.view(self.heads, 1, -1)  # (B, H, N, D)
+        else:
+            k, v = self.split(self.key(context)), self.split(self.value(context))
+            mixed = (q @ k.mT + bias).softmax(3) @ v  # (B, H, N, D)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A post-norm Transformer block: attention to context, then an MLP, each added and normalized."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, x, context, bias=0):
+        x = self.norm1(x + self.attention(x, context, bias))
+        return self.norm2(x + self.mlp(x))
+
+
+class Encoder(nn.Module):
+    """One stream: its tokens and an EOS through a stack of blocks. With `last`, only the EOS leaves the last one."""
+
+    def __init__(self, sizes, dim, layers, heads, position, last):
+        super().__init__()
+        self.embedding, self.eos = Embedding(sizes, dim), nn.Parameter(torch.randn(1, dim))
+        self.position, self.last = position, last
+        self.cells = nn.Parameter(torch.randn(100, dim)) if position == "learned" else None
+        self.relative = nn.Parameter(torch.zeros(heads, 17)) if position == "relative" else None
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+
+    def forward(self, tokens):  # (B, N, features) -> (B, 1 if last else N + 1, C)
+        x, N, bias = self.embedding(tokens), tokens.shape[1], 0
+        if self.position == "learned":
+            x = x + self.cells
+        elif self.position == "relative":
+            distance = torch.arange(N, device=x.device)[:, None] - torch.arange(N, device=x.device)
+            bias = F.pad(self.relative[:, distance.clamp(-8, 8) + 8], (0, 1, 0, 1))  # (H, N + 1, N + 1)
+        else:
+            x = x + sinusoids(N, *WAVELENGTHS[self.position], like=x)
+        x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
+        for i, block in enumerate(self.blocks):
+            if self.last and i == len(self.blocks) - 1:
+                return block(x[:, -1:], x)  # nothing else of the last block is read, and EOS has no distances
+            x = block(x, x, bias)
+        return x
+
+
+class Model(nn.Module):
+    """Width `dim`; `position` of the instruction: sinusoidal, relative (a learned bias per head and distance up to 8
+    tokens), or paper (sinusoidal with base 10,000 in both streams)."""
+
+    def __init__(self, dim=128, layers=1, heads=4, position="sinusoidal"):
+        super().__init__()
+        if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
+            raise ValueError("heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "
+                             f"not heads={heads}, dim={dim}, layers={layers}, position={position}")
+        self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=True)
+        self.stimulus = Encoder(STIMULUS, dim, layers, heads, "paper" if position == "paper" else "learned", last=False)
+        self.cross, self.norm = Block(dim, heads), nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim), nn.GELU(),
+                                 nn.Linear(2 * dim, dim))
+        self.readout = nn.Linear(dim, 138)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
+
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
+        x = self.cross(self.instruction(instruction), self.stimulus(stimulus))  # (B, 1, C)
+        return self.mlp(self.norm(x))[:, 0]
+
+    def forward(self, instruction, stimulus):  # -> (B, 138)
+        return self.readout(self.features(instruction, stimulus))

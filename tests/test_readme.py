@@ -1,0 +1,50 @@
+"""Every command of the README runs, at reduced size, in the README's order."""
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bench
+import data
+import eval as evaluation
+import train
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
+COMMANDS = [line.split("#")[0] for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+
+
+def test_readme_commands_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "LOG_TRIALS", 20)
+    monkeypatch.setattr(train, "TEST_TRIALS", 50)
+    monkeypatch.setattr(data, "CHUNK", 200)
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(train, "available", lambda: ["rnn", "sstfmr"])  # what `--model all` stands for
+    programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"]),
+                "eval.py": (evaluation.main, ["--n", "50"]),
+                "data.py": (data.main, []), "tests/bench.py": (bench.main, [])}
+    assert len(COMMANDS) > 10
+    for command in COMMANDS:
+        program, *arguments = shlex.split(command)[1:]
+        if program == "-m":
+            assert arguments in (["pytest"], ["pytest", "--slow", "-s"])  # this very run
+            continue
+        main, smaller = programs[program]
+        main(arguments + smaller)
+        assert capsys.readouterr().out.strip(), command
+
+
+@pytest.mark.parametrize("program", [train, evaluation, data])
+def test_every_flag_has_help(program, capsys):
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    flags = set(re.findall(r"(?<= )--[a-z-]+(?=[ ,\]])", text)) - {"--help"}
+    assert flags and all(re.search(rf"{flag} .*?[a-z]{{3}}.*?\(default: ", text) for flag in flags)
+
+
+def test_readme_names_every_file():
+    for file in [*evaluation.available()]:
+        assert f"models/{file}.py" in README
