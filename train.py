@@ -29,7 +29,8 @@ from tqdm import tqdm
 from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
-MUON_RATIO = 10  # Muon's learning rate over AdamW's
+LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
+MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
 LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 
@@ -57,7 +58,8 @@ def parse(argv):
     group.add_argument("--batch-size", type=int, help="trials per batch; None: the schedule's")
     group.add_argument("--train-size", type=int, help="train on this many trials, again and again; None: all new")
     group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: muon, or with --paper the paper's")
-    group.add_argument("--lr", type=float, default=1e-3, help=f"peak rate of AdamW; Muon's is {MUON_RATIO} times it")
+    group.add_argument("--lr", type=float, help=f"peak rate of AdamW, Muon's is {MUON_RATIO} times it; None: "
+                       + ", ".join(f"{lr} with {optimizer}" for optimizer, lr in LR.items()))
     group.add_argument("--eval-every", type=int, help="steps between evaluations; None: a fifth of all steps")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
@@ -89,8 +91,10 @@ def configurations(args):
             raise ValueError(f"{name} takes no --{key}")
         model_args = defaults | {k: v for k, v in paper.items() if k in defaults}
         module.Model(**model_args | given)  # raises ValueError for sizes that cannot be
-        training = SCHEDULES[schedule] | {"train_size": None, "optimizer": paper.get("optimizer", "muon"), "lr": 1e-3,
-                                          "precision": auto_precision}
+        own = getattr(module, "QUICK", {}) if schedule == "quick" else {}
+        training = SCHEDULES[schedule] | own | {"train_size": None, "optimizer": paper.get("optimizer", "muon"),
+                                                "precision": auto_precision}
+        training["lr"] = LR[args.optimizer or training["optimizer"]]
         training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
         chosen = {key: getattr(args, key) for key in training if getattr(args, key) not in (None, "auto")}
         data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=args.train_size)

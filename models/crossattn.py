@@ -25,30 +25,36 @@ PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "optimizer": 
 
 
 class Embedding(nn.Module):
-    """A sum of one learned vector per feature: the same as a linear map of the one-hot features."""
+    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the one-hot
+    features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
 
     def __init__(self, sizes, dim):
         super().__init__()
-        self.table = nn.Parameter(torch.randn(sum(sizes), dim))
+        self.table, self.eos = nn.Parameter(torch.randn(sum(sizes), dim)), nn.Parameter(torch.randn(1, dim))
         self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
 
-    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
-        rows = (tokens + self.first).flatten(0, 1)
-        return F.embedding_bag(rows, self.table, mode="sum").unflatten(0, tokens.shape[:2])
+    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) for each layer
+        rows, places = F.pad(tokens, (0, 0, 0, 1)) + self.first, torch.cat([places, self.eos])
+        place = torch.arange(len(places), device=rows.device) + len(self.table)
+        rows = torch.cat([rows, place.expand(len(rows), -1)[:, :, None]], 2)  # (B, N + 1, features + 1)
+        # A layer is linear, so apply it to the few vectors that tokens are sums of, and look its results up as well.
+        vectors = [torch.cat([self.table, places])]
+        vectors += [torch.cat([self.table @ layer.weight.T, layer(places)]) for layer in layers]
+        return [F.embedding_bag(rows.flatten(0, 1), v, mode="sum").unflatten(0, rows.shape[:2]) for v in vectors]
 
 
 WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
 
 
 def sinusoids(length, shortest, longest, like):
-    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C), on the device of `like`."""
+    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C), on the device of `like` (.., C)."""
     wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, like.shape[-1] // 2, device=like.device)
     angle = 2 * math.pi * torch.arange(length, device=like.device)[:, None] / wavelength
     return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x to context, softmax(q k / sqrt(D) + bias) v."""
+    """Multi-head attention of x to context, softmax(q k / sqrt(D) + bias) v. The projections qkv may be given."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -56,22 +62,21 @@ class Attention(nn.Module):
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
 
-    def split(self, x):  # (B, N, C) -> (B, H, N, D)
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
-
-    def forward(self, x, context, bias=0):
-        q = self.split(self.query(x)) / math.sqrt(x.shape[2] // self.heads)  # (B, H, N, D)
-        if x.shape[1] * self.heads < x.shape[2]:
+    def forward(self, x, context, bias=0, qkv=None):  # (B, N, C), (B, M, C) -> (B, N, C)
+        if qkv is None and x.shape[1] * self.heads < context.shape[1]:
             # Few queries: q (W c) = (q W) c, so project the queries into the context's space, not the context into
             # theirs, and sum the context before it is projected (its weights sum to 1, so the bias passes unchanged).
+            q = self.query(x).unflatten(2, (self.heads, -1)) / math.sqrt(x.shape[2] // self.heads)  # (B, N, H, D)
             to_key, to_value = (m.weight.unflatten(0, (self.heads, -1)) for m in (self.key, self.value))  # (H, D, C)
-            scores = ((q @ to_key).flatten(1, 2) @ context.mT).unflatten(1, (self.heads, -1))  # (B, H, N, M)
-            mixed = ((scores + bias).softmax(3).flatten(1, 2) @ context).unflatten(1, (self.heads, -1))
-            mixed = mixed @ to_value.mT + self.value.bias.view(self.heads, 1, -1)  # (B, H, N, D)
+            scores = torch.einsum("bnhc, bmc -> bhnm", torch.einsum("bnhd, hdc -> bnhc", q, to_key), context)
+            mixed = torch.einsum("bhnm, bmc -> bnhc", (scores + bias).softmax(3), context)
+            mixed = torch.einsum("bnhc, hdc -> bnhd", mixed, to_value) + self.value.bias.view(self.heads, -1)
         else:
-            k, v = self.split(self.key(context)), self.split(self.value(context))
-            mixed = (q @ k.mT + bias).softmax(3) @ v  # (B, H, N, D)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+            qkv = (self.query(x), self.key(context), self.value(context)) if qkv is None else qkv
+            q, k, v = (t.unflatten(2, (self.heads, -1)) for t in qkv)  # (B, N, H, D), (B, M, H, D) twice
+            scores = torch.einsum("bnhd, bmhd -> bhnm", q / math.sqrt(q.shape[3]), k)
+            mixed = torch.einsum("bhnm, bmhd -> bnhd", (scores + bias).softmax(3), v)
+        return self.out(mixed.flatten(2))
 
 
 class Block(nn.Module):
@@ -83,8 +88,8 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
-    def forward(self, x, context, bias=0):
-        x = self.norm1(x + self.attention(x, context, bias))
+    def forward(self, x, context, bias=0, qkv=None):
+        x = self.norm1(x + self.attention(x, context, bias, qkv))
         return self.norm2(x + self.mlp(x))
 
 
@@ -93,27 +98,27 @@ class Encoder(nn.Module):
 
     def __init__(self, sizes, dim, layers, heads, position, last):
         super().__init__()
-        self.embedding, self.eos = Embedding(sizes, dim), nn.Parameter(torch.randn(1, dim))
-        self.position, self.last = position, last
+        self.embedding, self.position, self.last = Embedding(sizes, dim), position, last
         self.cells = nn.Parameter(torch.randn(100, dim)) if position == "learned" else None
         self.relative = nn.Parameter(torch.zeros(heads, 17)) if position == "relative" else None
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
 
     def forward(self, tokens):  # (B, N, features) -> (B, 1 if last else N + 1, C)
-        x, N, bias = self.embedding(tokens), tokens.shape[1], 0
+        N, like, bias = tokens.shape[1], self.embedding.table, 0
         if self.position == "learned":
-            x = x + self.cells
+            places = self.cells
         elif self.position == "relative":
-            distance = torch.arange(N, device=x.device)[:, None] - torch.arange(N, device=x.device)
-            bias = F.pad(self.relative[:, distance.clamp(-8, 8) + 8], (0, 1, 0, 1))  # (H, N + 1, N + 1)
+            places, distance = like.new_zeros(N, like.shape[1]), torch.arange(N, device=like.device)
+            distance = (distance[:, None] - distance).clamp(-8, 8)
+            bias = F.pad(self.relative[:, distance + 8], (0, 1, 0, 1))  # (H, N + 1, N + 1), EOS has no distances
         else:
-            x = x + sinusoids(N, *WAVELENGTHS[self.position], like=x)
-        x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
-        for i, block in enumerate(self.blocks):
-            if self.last and i == len(self.blocks) - 1:
-                return block(x[:, -1:], x)  # nothing else of the last block is read, and EOS has no distances
-            x = block(x, x, bias)
-        return x
+            places = sinusoids(N, *WAVELENGTHS[self.position], like)
+        *blocks, final = self.blocks if self.last else [*self.blocks, None]
+        first = blocks[0].attention if blocks else None
+        x, *qkv = self.embedding(tokens, places, [first.query, first.key, first.value] if blocks else [])
+        for block in blocks:
+            x, qkv = block(x, x, bias, qkv), None
+        return final(x[:, -1:], x) if self.last else x  # with last, nothing else of the last block is read
 
 
 class Model(nn.Module):

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 PAPER = {"optimizer": "adamw"}
+QUICK = {"steps": 4_000}  # a step is cheap: there is no encoder
 SHARPNESS, ABSENT = 16.0, 0.75  # initial scale of the scores; initial score of finding nothing, where a match has 1
 
 
@@ -33,28 +34,30 @@ class Retrieve(nn.Module):
 
     def __init__(self, dim):
         super().__init__()
-        self.features = nn.ParameterList([torch.randn(27, dim), torch.randn(11, dim)])  # of shapes, of colors
+        # Short beside the cells' vectors: how an unusual object looks must not disturb where it seems to be.
+        self.features = nn.ParameterList([0.5 * torch.randn(27, dim), 0.5 * torch.randn(11, dim)])  # shapes, colors
         self.cells, self.nothing = nn.Parameter(torch.randn(100, dim)), nn.Parameter(torch.randn(dim))
         self.sharpness, self.absent = nn.Parameter(torch.tensor(SHARPNESS)), nn.Parameter(torch.tensor(ABSENT))
 
     def forward(self, selectors, stimulus):  # (B, N, 2), (B, S, 2) -> (B, N, C)
-        B, N, S = *selectors.shape[:2], stimulus.shape[1]
-        score, value = 0, self.cells
-        for i, table in enumerate(self.features):
+        score, value, S = 0, self.cells, stimulus.shape[1]
+        for i in range(selectors.shape[2]):  # shape and color; of two selectors in one query, each of them twice
             # Both sides come from one small vocabulary, so look their products up instead of multiplying.
-            unit = F.normalize(table, dim=1)
-            asks = torch.arange(len(table), device=table.device)[:, None] > 0  # 0 asks for nothing
-            same = unit @ unit.T * asks
-            score = score + same[selectors[:, :, i]].gather(2, stimulus[:, None, :, i].expand(-1, N, -1))
+            unit = F.normalize(self.features[i % 2], dim=1)
+            asks = torch.arange(len(unit), device=unit.device)[:, None] > 0  # 0 asks for nothing
+            same = (unit @ unit.T * asks)[selectors[:, :, i]]
+            score = score + same.gather(2, stimulus[:, None, :, i % 2].expand(-1, selectors.shape[1], -1))
+        for i, table in enumerate(self.features):
             value = value + F.embedding(stimulus[:, :, i], table)
-        asked = (selectors > 0).sum(2, True)  # 1 or 2 features; 0 where there is no second selector
-        score = torch.cat([score / asked.clamp(min=1), self.absent.expand(B, N, 1)], 2) * self.sharpness
-        weights = score.softmax(2)  # (B, N, S + 1)
+        asked = (selectors > 0).sum(2, True)  # features; 0 where there is no second selector
+        score = torch.cat([score / asked.clamp(min=1), self.absent.expand(score.shape[:2]).unsqueeze(2)], 2)
+        weights = (score * self.sharpness).softmax(2)  # (B, N, S + 1)
         return (weights[:, :, :S] @ value + weights[:, :, S:] * self.nothing) * (asked > 0)
 
 
 class Compute(nn.Module):
-    """What an operator makes of what its selectors found."""
+    """What an operator makes of what its selectors found: one MLP for all operators, each of which opens and closes its
+    hidden units. (Added to the hidden units instead, an operator is not heard over objects it was never asked about.)"""
 
     def __init__(self, dim):
         super().__init__()
@@ -63,8 +66,8 @@ class Compute(nn.Module):
         self.value, self.norm = nn.Linear(4 * dim, dim), nn.LayerNorm(dim)
 
     def forward(self, operator, found):  # (B, O), (B, O, 2, C) -> (B, O, C)
-        hidden = F.embedding(operator, self.operator) + self.first(found[:, :, 0]) + self.second(found[:, :, 1])
-        return self.norm(self.value(F.gelu(hidden)))
+        hidden = F.gelu(self.first(found[:, :, 0]) + self.second(found[:, :, 1]))
+        return self.norm(self.value(hidden * F.embedding(operator, self.operator)))
 
 
 class Model(nn.Module):
@@ -73,7 +76,7 @@ class Model(nn.Module):
 
     def __init__(self, dim=128, queries=2, shared=True, choice=True):
         super().__init__()
-        self.queries, self.shared = queries, shared
+        self.queries = queries
         self.retrieve, self.gate = Retrieve(dim), nn.Linear(dim, 1) if choice else None
         self.compute = nn.ModuleList(Compute(dim) for _ in range(1 if shared else 5))
         self.merge = None if choice else nn.Sequential(nn.Linear(3 * dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim),
@@ -90,24 +93,23 @@ class Model(nn.Module):
         p = self.gate(condition).sigmoid()
         return p * left + (1 - p) * right  # stays in the space of values, so a fold has no depth
 
-    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
-        B, T = instruction.shape[:2]
-        levels, start = [], 0  # the operators of each level: as many IfElses follow, except after the last one
-        while start < T:
-            levels.append(range(start, start + 2 ** len(levels)))
-            start += 2 * len(levels[-1])
-        tokens = instruction[:, [i for level in levels for i in level]].long()  # (B, O, 5)
-        selectors = tokens[:, :, 1:].unflatten(2, (2, 2))  # (B, O, 2, 2)
-        found = self.retrieve(selectors.flatten(1, 2), stimulus.long()).unflatten(1, (-1, 2))  # (B, O, 2, C)
-        if self.queries == 1:
-            found = torch.stack([found.sum(2) / 2, torch.zeros_like(found[:, :, 0])], 2)
-        sizes = [len(level) for level in levels]
-        values = [self.compute[0 if self.shared else i](o[:, :, 0], f) for i, (o, f) in
-                  enumerate(zip(tokens.split(sizes, 1), found.split(sizes, 1)))]
-        below = values.pop()
-        while values:
-            below = self.choose(values.pop(), below[:, 0::2], below[:, 1::2])
+    def fold(self, values):  # the values of each level (B, n, C), root first -> (B, C)
+        *conditions, below = values
+        for condition in reversed(conditions):
+            below = self.choose(condition, below[:, 0::2], below[:, 1::2])
         return below[:, 0]
+
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
+        levels, start = [], 0
+        while start < instruction.shape[1]:  # of each level, its 1, 2, 4, ... operators; as many IfElses follow them
+            levels.append(instruction[:, start:start + 2 ** len(levels)].long())
+            start += 2 * levels[-1].shape[1]
+        tokens, widths = torch.cat(levels, 1), [level.shape[1] for level in levels]  # (B, O, 5)
+        selectors = tokens[:, :, 1:].unflatten(2, (self.queries, -1)).flatten(1, 2)  # (B, O * queries, 4 / queries)
+        found = self.retrieve(selectors, stimulus.long()).unflatten(1, (-1, self.queries))
+        found = F.pad(found, (0, 0, 0, 2 - self.queries))  # (B, O, 2, C)
+        parts = zip(tokens[:, :, 0].split(widths, 1), found.split(widths, 1))
+        return self.fold([self.compute[i if len(self.compute) > 1 else 0](*part) for i, part in enumerate(parts)])
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

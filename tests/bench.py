@@ -17,9 +17,8 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
 import eval as evaluation  # noqa: E402
-
-
-INSTRUCTION, STIMULUS = (10, 27, 11, 27, 11), (27, 11)  # values of each feature of a token
+import train  # noqa: E402
+from models.sstfmr import INSTRUCTION, STIMULUS, WAVELENGTHS, sinusoids  # noqa: E402
 
 
 def linear(new, old):
@@ -56,26 +55,109 @@ def encoder_layer(block):
     return layer
 
 
+class Ask(nn.Module):
+    """One of our blocks from torch.nn's modules, where the keys are not the queries."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(len(block.norm1.weight), block.attention.heads, batch_first=True)
+        copy_attention(self.attention, block.attention)
+        self.norm1, self.mlp, self.norm2 = (copy.deepcopy(m) for m in (block.norm1, block.mlp, block.norm2))
+
+    def forward(self, x, context):
+        x = self.norm1(x + self.attention(x, context, context, need_weights=False)[0])
+        return self.norm2(x + self.mlp(x))
+
+
+class Embedding(nn.Module):
+    """The embedding of a stream as a linear map of one-hot features, plus the places."""
+
+    def __init__(self, embedding, sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.table, self.eos = (nn.Parameter(p.detach().clone()) for p in (embedding.table, embedding.eos))
+
+    def forward(self, tokens, places):
+        return one_hot(F.pad(tokens, (0, 0, 0, 1)), self.sizes) @ self.table + torch.cat([places, self.eos])
+
+
+class Encoder(nn.Module):
+    """A stream of models/dstfmr.py and its neighbors from torch.nn's modules, every token computed."""
+
+    def __init__(self, encoder, sizes, wavelengths):
+        super().__init__()
+        self.wavelengths = wavelengths
+        self.embedding = Embedding(encoder.embedding, sizes)
+        self.cells = encoder.cells if encoder.cells is None else nn.Parameter(encoder.cells.detach().clone())
+        self.layers = nn.Sequential(*(encoder_layer(b) for b in encoder.blocks))
+
+    def forward(self, tokens):
+        like = self.embedding.table
+        places = sinusoids(tokens.shape[1], *self.wavelengths, like) if self.cells is None else self.cells
+        return self.layers(self.embedding(tokens, places))
+
+
+class Streams(nn.Module):
+    """What models/dstfmr.py, crossattn.py and perceiver.py share, from torch.nn's modules."""
+
+    def __init__(self, model):
+        super().__init__()
+        position = model.instruction.position
+        self.streams = nn.ModuleList([Encoder(model.instruction, INSTRUCTION, WAVELENGTHS[position]),
+                                      Encoder(model.stimulus, STIMULUS, WAVELENGTHS["paper"])])
+        self.norm, self.mlp, self.readout = (copy.deepcopy(m) for m in (model.norm, model.mlp, model.readout))
+
+    @property
+    def instruction(self):
+        return self.streams[0].embedding
+
+    def forward(self, instruction, stimulus):
+        x = self.meet(self.streams[0](instruction), self.streams[1](stimulus))  # (B, 1 or all L, C)
+        return self.readout(self.mlp(self.norm(x))[:, 0])
+
+
+class DSTfmr(Streams):
+    def meet(self, instruction, stimulus):
+        return instruction[:, -1:] + stimulus[:, -1:]
+
+
+class CrossAttn(Streams):
+    def __init__(self, model):
+        super().__init__(model)
+        self.cross = Ask(model.cross)
+
+    def meet(self, instruction, stimulus):
+        return self.cross(instruction, stimulus)[:, -1:]
+
+
+class Perceiver(Streams):
+    def __init__(self, model):
+        super().__init__(model)
+        self.latents = nn.Parameter(model.latents.detach().clone())
+        self.ask_instruction, self.ask_stimulus = Ask(model.ask_instruction), Ask(model.ask_stimulus)
+        self.ask_each_other = encoder_layer(model.ask_each_other)
+
+    def meet(self, instruction, stimulus):
+        x = self.ask_each_other(self.ask_instruction(self.latents.expand(len(instruction), -1, -1), instruction))
+        return self.ask_each_other(self.ask_stimulus(x, stimulus))
+
+
 class SSTfmr(nn.Module):
     """models/sstfmr.py from torch.nn's modules."""
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.layers = [model], nn.Sequential(*(encoder_layer(b) for b in model.blocks))
-        self.readout = linear(nn.Linear(model.readout.in_features, 138), model.readout)
-        self.instruction, self.stimulus, self.eos = (nn.Parameter(p.detach().clone()) for p in (
-            model.instruction.table, model.stimulus.table, model.eos))
+        self.wavelengths, self.layers = WAVELENGTHS[model.position], nn.Sequential(*(encoder_layer(b) for b in model.blocks))
+        self.readout = copy.deepcopy(model.readout)
+        self.instruction, self.stimulus = Embedding(model.instruction, INSTRUCTION), Embedding(model.stimulus, STIMULUS)
+        self.cells = model.cells if model.cells is None else nn.Parameter(model.cells.detach().clone())
 
     def forward(self, instruction, stimulus):
-        module = evaluation.module_of("sstfmr")
-        x = one_hot(instruction, INSTRUCTION) @ self.instruction
-        cells = one_hot(stimulus, STIMULUS) @ self.stimulus
-        wavelengths = module.WAVELENGTHS[self.model[0].position]
-        x = x + module.sinusoids(x.shape[1], *wavelengths, like=x)
-        learned = self.model[0].cells
-        cells = cells + (module.sinusoids(100, *wavelengths, like=x) if learned is None else learned)
-        eos = self.eos[:, None, None].expand(2, len(x), 1, -1)
-        return self.readout(self.layers(torch.cat([x, eos[0], cells, eos[1]], 1))[:, -1])
+        like = self.instruction.table
+        cells = sinusoids(100, *self.wavelengths, like) if self.cells is None else self.cells
+        places = sinusoids(instruction.shape[1], *self.wavelengths, like)
+        x = torch.cat([self.instruction(instruction, places), self.stimulus(stimulus, cells)], 1)
+        return self.readout(self.layers(x)[:, -1])
 
 
 class Recurrent(nn.Module):
@@ -124,8 +206,8 @@ class MLP(nn.Module):
         return self.model.readout(self.model.norm(x))
 
 
-REPEATS = 15
-BASELINES = {"sstfmr": SSTfmr, "rnn": functools.partial(Recurrent, layer=nn.RNN),
+REPEATS = 5
+BASELINES = {"sstfmr": SSTfmr, "dstfmr": DSTfmr, "crossattn": CrossAttn, "perceiver": Perceiver, "rnn": functools.partial(Recurrent, layer=nn.RNN),
              "gru": functools.partial(Recurrent, layer=nn.GRU), "mlp": MLP}
 
 
@@ -146,6 +228,7 @@ def seconds_per_step(models, batch):
 
 
 def main(argv=None):
+    train.keep_freed_memory()
     device = evaluation.pick_device("auto")
     batch = data.trials("distractor", "iid", 128, device=device)
     print(f"A training step, batch 128, float32, {device}, {torch.get_num_threads()} threads:")

@@ -73,7 +73,7 @@ def test_both_streams_reach_the_answer(name, stream):
 
 @pytest.mark.parametrize("queries", [1, 2, 9])
 def test_attention_equals_torch(queries):
-    """1 query takes the branch that projects queries into the context's space (1 * 4 heads < 16), 9 the other one."""
+    """1 query takes the branch that projects queries into the context's space (1 * 4 heads < 7), 9 the other one."""
     module = evaluation.module_of("sstfmr")
     ours = random_parameters(module.Attention(16, 4))
     theirs = nn.MultiheadAttention(16, 4, batch_first=True)
@@ -81,7 +81,7 @@ def test_attention_equals_torch(queries):
     x, context, bias = torch.randn(3, queries, 16), torch.randn(3, 7, 16), torch.randn(4, queries, 7)
     expected = theirs(x, context, context, attn_mask=bias.repeat(3, 1, 1), need_weights=False)[0]
     torch.testing.assert_close(ours(x, context, bias), expected, atol=1e-5, rtol=1e-5)
-    q, k, v = (ours.split(part) for part in (ours.query(x), ours.key(context), ours.value(context)))
+    q, k, v = (part.unflatten(2, (4, -1)).transpose(1, 2) for part in (ours.query(x), ours.key(context), ours.value(context)))
     expected = ours.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(ours(x, context), expected, atol=1e-5, rtol=1e-5)
 
@@ -93,6 +93,12 @@ def test_block_equals_torch_and_its_last_token_needs_no_other_query():
     torch.testing.assert_close(block(x[:, -1:], x), block(x, x)[:, -1:], atol=1e-5, rtol=1e-5)
 
 
+def table(model):
+    """The weights that a model's instruction meets first."""
+    stream = getattr(model.instruction, "embedding", model.instruction)
+    return getattr(stream, "table", stream)
+
+
 @pytest.mark.parametrize("name", bench.BASELINES)
 @pytest.mark.parametrize("paper", [False, True])
 def test_model_equals_its_copy_from_torch_modules(name, paper):
@@ -102,17 +108,20 @@ def test_model_equals_its_copy_from_torch_modules(name, paper):
     theirs = bench.BASELINES[name](model)
     losses = [F.cross_entropy(m(BATCH.instruction, BATCH.stimulus), BATCH.answer) for m in (model, theirs)]
     torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
-    gradients = [torch.autograd.grad(loss, table)[0] for loss, table in
-                 zip(losses, (model.instruction.table, theirs.instruction))]
+    gradients = [torch.autograd.grad(loss, table(m))[0] for loss, m in zip(losses, (model, theirs))]
     if name in ("rnn", "gru", "mlp"):  # torch.nn has both tables in one matrix, a column per feature
         gradients[1] = gradients[1][:, :len(gradients[0])].T
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 
-def test_embedding_is_a_linear_map_of_the_one_hot_features():
-    embedding = evaluation.module_of("sstfmr").Embedding(bench.INSTRUCTION, 6)
-    expected = bench.one_hot(BATCH.instruction, bench.INSTRUCTION) @ embedding.table
-    torch.testing.assert_close(embedding(BATCH.instruction), expected)
+def test_embedding_is_a_linear_map_of_the_one_hot_features_and_so_are_its_projections():
+    embedding = random_parameters(evaluation.module_of("sstfmr").Embedding(bench.INSTRUCTION, 6))
+    layers, places = [nn.Linear(6, 6), nn.Linear(6, 6, bias=False)], torch.randn(4, 6)
+    expected = bench.Embedding(embedding, bench.INSTRUCTION)(BATCH.instruction, places)
+    x, *projected = embedding(BATCH.instruction, places, layers)
+    torch.testing.assert_close(x, expected)
+    for layer, result in zip(layers, projected, strict=True):
+        torch.testing.assert_close(result, layer(expected))
 
 
 def test_mlp_refuses_what_it_has_no_weights_for():
@@ -120,6 +129,63 @@ def test_mlp_refuses_what_it_has_no_weights_for():
         make("mlp")(torch.zeros(2, 47, 5, dtype=torch.int32), torch.zeros(2, 100, 2, dtype=torch.int32))
     with pytest.raises(ValueError, match="layers"):
         make("mlp", layers=0)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 5, 7, 9])
+def test_treetfmr_folds_as_the_oracle_does(depth):
+    """Values set by hand, the answer of each operator as a one-hot vector, and a gate that opens for True."""
+    trials = data.trials("productive", f"depth{depth}", 300)
+    model = make("treetfmr", dim=138)
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.weight[0, :2] = torch.tensor([100, -100])  # True, False
+        answers, _ = data._evaluate(trials.instruction, trials.stimulus)
+        levels, start = [], 0
+        for level in range(depth // 2 + 1):
+            levels.append(F.one_hot(answers[:, start:start + 2 ** level], 138).float())
+            start += 2 ** (level + 1)
+        assert torch.equal(model.fold(levels).argmax(1), data.solve(trials.instruction, trials.stimulus)[0])
+
+
+def test_treetfmr_ablations_change_what_they_name():
+    plain = make("treetfmr")
+    assert {make("treetfmr", shared=False).compute.__len__(), len(plain.compute)} == {5, 1}
+    assert make("treetfmr", choice=False).gate is None and plain.merge is None
+    one = make("treetfmr", queries=1)  # a single query for two selectors cannot tell in which order they stand
+    swapped = BATCH.instruction.clone()
+    swapped[:, :, 1:] = swapped[:, :, [3, 4, 1, 2]]
+    torch.testing.assert_close(one(swapped, BATCH.stimulus), one(BATCH.instruction, BATCH.stimulus))
+    assert not torch.allclose(plain(swapped, BATCH.stimulus), plain(BATCH.instruction, BATCH.stimulus))
+
+
+def test_hypertfmr_answers_by_its_code_alone():
+    """Swapping the codes of two trials with one stimulus swaps their answers, and a code knows no stimulus."""
+    model = random_parameters(make("hypertfmr")).eval()
+    instruction, stimulus = BATCH.instruction[:2], BATCH.stimulus[:1].expand(2, -1, -1)
+    z = model.infer(instruction)
+    answers = model(instruction, stimulus)
+    assert not torch.allclose(answers[0], answers[1])
+    torch.testing.assert_close(model.readout(model.execute(z.flip(0), stimulus)), answers.flip(0))
+    seen = []
+    hook = model.code.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(BATCH.instruction[:2], BATCH.stimulus[2:4])
+    hook.remove()
+    torch.testing.assert_close(seen[0].flatten(), z.flatten())
+
+
+@pytest.mark.slow
+def test_perceiver_latents_differ_after_training():
+    """In the reference all ten are the same. Here neither they nor what they have read become so."""
+    torch.manual_seed(1)
+    model = evaluation.module_of("perceiver").Model(dim=64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _, batch in zip(range(150), data.batches("distractor", 64, seed=0)):
+        F.cross_entropy(model(batch.instruction, batch.stimulus), batch.answer).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    read = model.ask_instruction(model.latents.expand(12, -1, -1), model.instruction(BATCH.instruction))
+    for latents in (model.latents, read[0]):
+        assert torch.pdist(latents).min() > 0.1 * latents.norm(dim=1).mean()
 
 
 def test_sinusoids_have_the_wavelengths_asked_for():

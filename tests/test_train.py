@@ -71,7 +71,7 @@ def test_a_finished_run_is_skipped_and_another_one_is_not_overwritten(tmp_path, 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(SystemExit) as stop:
         run(tmp_path)
-    assert stop.value.code == 2 and "lr is 0.5 there, 0.001 here" in capsys.readouterr().err
+    assert stop.value.code == 2 and "lr is 0.5 there, 0.003 here" in capsys.readouterr().err
 
 
 def test_several_values_make_several_runs_and_one_table(tmp_path, capsys):
@@ -117,6 +117,16 @@ def test_schedules():
         assert {key: config[key] for key in ("steps", "batch_size")} == train.SCHEDULES[schedule]
     _, args = train.parse(flags)
     assert next(train.configurations(args))["schedule"] == "quick"  # auto, on a CPU
+    for schedule, steps in ("quick", evaluation.module_of("treetfmr").QUICK["steps"]), ("full", 20_000):
+        _, args = train.parse(["--model", "treetfmr", "--schedule", schedule, "--device", "cpu"])
+        assert next(train.configurations(args))["steps"] == steps  # a model's file may change the quick schedule
+
+
+@pytest.mark.parametrize("optimizer", train.LR)
+def test_the_learning_rate_is_the_optimizers_unless_given(optimizer):
+    for flags, lr in ([], train.LR[optimizer]), (["--lr", "0.5"], 0.5):
+        _, args = train.parse([*TINY, "--optimizer", optimizer, *flags])
+        assert next(train.configurations(args))["lr"] == lr
 
 
 BAD = {
