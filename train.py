@@ -53,11 +53,12 @@ def parse(argv):
     group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
     group = parser.add_argument_group("training")
     group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
-                       help="full is for a GPU, quick ends in 5 minutes on two cores; auto: full with a GPU")
+                       help="full is for a GPU, quick, where a model file may set its own steps, ends in 5 minutes "
+                            "on two cores; auto: full with a GPU")
     group.add_argument("--steps", type=int, help="batches to train on; None: the schedule's")
     group.add_argument("--batch-size", type=int, help="trials per batch; None: the schedule's")
     group.add_argument("--train-size", type=int, help="train on this many trials, again and again; None: all new")
-    group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: muon, or with --paper the paper's")
+    group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: the model file's, else muon")
     group.add_argument("--lr", type=float, help=f"peak rate of AdamW, Muon's is {MUON_RATIO} times it; None: "
                        + ", ".join(f"{lr} with {optimizer}" for optimizer, lr in LR.items()))
     group.add_argument("--eval-every", type=int, help="steps between evaluations; None: a fifth of all steps")
@@ -92,8 +93,8 @@ def configurations(args):
         model_args = defaults | {k: v for k, v in paper.items() if k in defaults}
         module.Model(**model_args | given)  # raises ValueError for sizes that cannot be
         own = getattr(module, "QUICK", {}) if schedule == "quick" else {}
-        training = SCHEDULES[schedule] | own | {"train_size": None, "optimizer": paper.get("optimizer", "muon"),
-                                                "precision": auto_precision}
+        training = SCHEDULES[schedule] | {"train_size": None, "optimizer": "muon", "precision": auto_precision}
+        training |= own | {key: value for key, value in paper.items() if key in training}
         training["lr"] = LR[args.optimizer or training["optimizer"]]
         training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
         chosen = {key: getattr(args, key) for key in training if getattr(args, key) not in (None, "auto")}
@@ -175,8 +176,10 @@ class Interrupt:
 
 
 def train(config, folder):
-    """Trains one run to its end, from its checkpoint if it has one, and returns its result. KeyboardInterrupt, with
-    all saved, on Ctrl-C; FloatingPointError where the loss is not finite."""
+    """Trains one run to its end, from its checkpoint if it has one, and returns its result; that of a finished run is
+    read. KeyboardInterrupt, with all saved, on Ctrl-C; FloatingPointError where the loss is not finite."""
+    if (folder / "result.json").exists():
+        return json.loads((folder / "result.json").read_text())
     torch.manual_seed(config["seed"])
     split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
     model = module_of(config["model"]).Model(**config["model_args"]).to(device)
@@ -304,8 +307,7 @@ def main(argv=None):
         explain(args, runs)
         results = []
         for config, folder in runs:
-            done = folder / "result.json"
-            results.append(json.loads(done.read_text()) if done.exists() else train(config, folder))
+            results.append(train(config, folder))
             print(f"\n{folder}\n{result_table(config['split'], results[-1])}\n")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")

@@ -12,7 +12,7 @@
                                                           |
                                                        readout -> 138 logits
 
-Differs from the paper: 1) four heads, width 128; 2) stimulus positions are learned, instruction positions have
+Differs from the paper: 1) width 128; 2) stimulus positions are learned, instruction positions have
 wavelengths from 2.5 to 64 tokens; 3) weights start with variance 1 / fan-in, those of queries at 0.3 of that scale;
 4) Muon instead of AdamW; 5) no bias on keys, where it would cancel; 6) the latents are learned: in the reference they
 are zeros, and all ten stay the same. --paper undoes 1, 2 and 4.
@@ -128,7 +128,7 @@ class Model(nn.Module):
     """Width `dim`; `position` of the instruction: sinusoidal, relative (a learned bias per head and distance up to 8
     tokens), or paper (sinusoidal with base 10,000 in both streams)."""
 
-    def __init__(self, dim=128, layers=1, heads=4, position="sinusoidal"):
+    def __init__(self, dim=128, layers=1, heads=1, position="sinusoidal"):
         super().__init__()
         if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
             raise ValueError("heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "

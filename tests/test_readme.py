@@ -1,10 +1,12 @@
 """Every command of the README runs, at reduced size, in the README's order."""
+import itertools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import ablations
 import bench
 import data
 import eval as evaluation
@@ -24,7 +26,8 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "available", lambda: ["rnn", "sstfmr"])  # what `--model all` stands for
     programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"]),
                 "eval.py": (evaluation.main, ["--n", "50"]),
-                "data.py": (data.main, []), "tests/bench.py": (bench.main, [])}
+                "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
+                "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"])}
     assert len(COMMANDS) > 10
     for command in COMMANDS:
         program, *arguments = shlex.split(command)[1:]
@@ -45,6 +48,9 @@ def test_every_flag_has_help(program, capsys):
     assert flags and all(re.search(rf"{flag} .*?[a-z]{{3}}.*?\(default: ", text) for flag in flags)
 
 
-def test_readme_names_every_file():
-    for file in [*evaluation.available()]:
-        assert f"models/{file}.py" in README
+@pytest.mark.parametrize("name", evaluation.available())
+def test_readme_shows_the_diagram_of_every_model(name):
+    """It stands in the README as it stands in the file: the indented part of the docstring, up to the first text."""
+    lines = evaluation.module_of(name).__doc__.split("\n")[2:]
+    diagram = list(itertools.takewhile(lambda line: not line or line.startswith("    "), lines))
+    assert len(diagram) > 5 and "\n".join(diagram).strip("\n") in README and f"`models/{name}.py`" in README
