@@ -94,3 +94,17 @@ def test_they_give_a_broken_generator_away(split, subset, n):
     for operator, (_, broken, width) in measure(split, subset, n).items():
         if operator == OPERATORS[EXIST] or subset not in ("depth7", "depth9"):
             assert broken > 0.5 + width, operator
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subset", ["depth3", "depth5"])
+def test_trivial_cues_tell_little_of_the_first_condition(subset):
+    """A distractor cannot be the decoy of two operators, so of the root's truth they tell a little. This bounds it."""
+    instruction, stimulus, _ = trials("productive", subset, 100_000, seed=1)
+    # The answering path's second operator is the left one (a token earlier than its sibling) where the root is True.
+    truth = torch.cat([path(*part)[:, 1] for part in zip(instruction.split(1000), stimulus.split(1000))]) == 2
+    for operator in BOOLEAN:
+        chosen = instruction[:, 0, 0] == operator
+        told = held_out_accuracy(cues(instruction[chosen], stimulus[chosen]), truth[chosen])
+        print(f"\nproductive/{subset}, {OPERATORS[operator]} at the root: {told:.1%}", end="")
+        assert told < 0.58

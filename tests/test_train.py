@@ -238,6 +238,20 @@ def test_evaluation_says_what_is_wrong_with_a_folder(tmp_path, capsys, damage):
     assert {"nothing": "no run in", "n": "--n must be"}.get(damage, "does not hold a readable run") in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", evaluation.available())
+def test_peak_memory_of_training(tmp_path, name):
+    """Two steps (depths 1 and 3) at batch 512 and width 256, in a process of its own: under 3 GiB, all included."""
+    code = ("import resource, sys, train; train.LOG_TRIALS = train.TEST_TRIALS = 10; train.main(sys.argv[1:]); "
+            "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # KiB on Linux
+    flags = ["--model", name, "--split", "productive", "--dim", "256", "--batch-size", "512", "--steps", "2",
+             "--device", "cpu", "--out", tmp_path]
+    out = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    peak = int(out.split("peak ")[1]) / 2 ** 20
+    print(f"{name}: {peak:.2f} GiB")
+    assert peak < 3
+
+
 def test_a_new_file_in_models_is_a_model(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine.py").write_text("import torch\n\n\nclass Model(torch.nn.Module):\n    pass\n")
