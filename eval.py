@@ -9,6 +9,7 @@ guess of a reader who sees which shapes, which colors and which cells are on the
 below it a model has not learned to look anything up.
 """
 import argparse
+import csv
 import functools
 import importlib
 import json
@@ -148,6 +149,108 @@ def score(split, predictions):
     return result
 
 
+# ---- why: representations, probes, attention --------------------------------------------------------------------
+
+def spearman(x, y):
+    """Rank correlation of two vectors; equal values share the mean of their ranks."""
+    ranks = []
+    for values in (x, y):
+        _, place, count = values.unique(return_inverse=True, return_counts=True)
+        ranks.append((count.cumsum(0) - (count - 1) / 2)[place])
+    return torch.corrcoef(torch.stack(ranks).double())[0, 1].item()
+
+
+def one_hot(tokens):
+    """Tokens (n, N, features) as one long vector of zeros and ones for each trial."""
+    return torch.nn.functional.one_hot(tokens.long(), 27).flatten(1).float()
+
+
+@torch.no_grad()
+def hidden(model, trials, device):
+    """What the model's readout reads of these trials (n, C), on the CPU."""
+    return torch.cat([model.features(i.to(device), s.to(device)).float().cpu() for i, s in
+                      zip(trials.instruction.split(100), trials.stimulus.split(100))])
+
+
+def ends(split):
+    """The hardest test set in distribution, and out of it."""
+    return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
+
+
+def alignment(model, split, subset, device, n=500):
+    """Representational similarity analysis: the rank correlation, over pairs of trials, of how similar the model's hidden
+    states are with how similar the stimuli, the instructions and the answers are."""
+    trials = test_set(split, subset, n)[0]
+    first, second = torch.triu_indices(n, n, 1)
+    states, *others = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # so that equal ones stay equal
+        hidden(model, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
+    others.append((trials.answer[first] == trials.answer[second]).float())
+    return {name: spearman(states, other) for name, other in zip(("stimulus", "instruction", "answer"), others)}
+
+
+def constituents(trials, nodes):
+    """What trials are made of, class numbers (n,) by name: the parts of the operators at these tokens, and the answer."""
+    return {f"{part} of operator {k}": trials.instruction[:, node, i].long() for k, node in enumerate(nodes, 1)
+            for i, part in enumerate(("kind", "shape", "color"))} | {"answer": trials.answer}
+
+
+def probe(model, split, device, n=4000, ridge=10.0):
+    """How well ridge regressions decode each constituent of a trial: name -> accuracy from the hidden states in and out
+    of distribution, then from the raw input in and out of distribution. Fitted on one half of the trials in distribution,
+    scored on the other half and out of distribution there where the fit has seen the value. Also returns how many
+    values of each constituent it has not seen."""
+    trials = [test_set(split, subset, n)[0] for subset in ends(split)]
+    tokens = trials[0].instruction.shape[1]  # a deeper tree begins with the same tokens
+    nodes = (trials[0].instruction[0, :, 0] != data.IF_ELSE).nonzero().flatten().tolist()
+    classes = [constituents(t, nodes) for t in trials]
+    scores, unseen = {}, {}
+    for inputs in ([hidden(model, t, device) for t in trials],
+                   [torch.cat([one_hot(t.instruction[:, :tokens]), one_hot(t.stimulus)], 1) for t in trials]):
+        fit = inputs[0][:n // 2]
+        near, far = (torch.cat([(x - fit.mean(0)) / (fit.std(0) + 1e-6), torch.ones(n, 1)], 1) for x in inputs)
+        fit, near = near[:n // 2], near[n // 2:]
+        factor = torch.linalg.cholesky(fit.T @ fit + ridge * torch.eye(fit.shape[1]))
+        for name, target in classes[0].items():
+            known = target[:n // 2].unique()
+            weights = torch.cholesky_solve(fit.T @ torch.nn.functional.one_hot(target[:n // 2], 138).float(), factor)
+            for x, target in ((near, target[n // 2:]), (far, classes[1][name])):
+                right = ((x @ weights).argmax(1) == target)[torch.isin(target, known)]
+                scores.setdefault(name, []).append(right.float().mean().item())
+            unseen[name] = len(set(classes[1][name].tolist()) - set(known.tolist()))
+    return scores, unseen
+
+
+class Softmaxes(torch.overrides.TorchFunctionMode):
+    """Keeps every softmax that is computed: an attention's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        if function is torch.Tensor.softmax:
+            self.seen.append(result)
+        return result
+
+
+@torch.no_grad()
+def attention(model, split, device):
+    """Where each attention to the stimulus looks in the first trial of the last test set, as text: one grid for each
+    head (for each selector in treetfmr), the mean over its queries; 9 is the most that a cell gets."""
+    trials = test_set(split, list(data.SPLITS[split])[-1], 1)[0]
+    with Softmaxes() as softmaxes:
+        model(trials.instruction.to(device), trials.stimulus.to(device))
+    text = [data.show(data.Trials(*(x[0] for x in trials)))]
+    for i, weights in enumerate((w[0] for w in softmaxes.seen if w.shape[-1] > 100), 1):
+        weights = weights.mean(1) if weights.dim() == 3 else weights  # (heads or selectors, keys)
+        for j, cells in enumerate(weights[:, -101:-1].cpu(), 1):  # in all models one more key follows the cells
+            text.append(f"Attention {i}, {j}: {cells.sum():.0%} on the grid, at most {cells.max():.0%} on a cell")
+            digits = (9 * cells / cells.max()).round().int().view(10, 10).tolist() if cells.sum() > 0.01 else []
+            text[-1] += "".join("\n   " + "  ".join(str(d) if d else "." for d in row) for row in digits)
+    return "\n\n".join(text)
+
+
 # ---- tables -----------------------------------------------------------------------------------------------------
 
 def percent(values):
@@ -167,21 +270,101 @@ def table(header, rows, markdown=False):
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
+def rising(folder):
+    """Whether a run was still learning when it ended: its accuracy on training trials rose by more than one point between
+    the last two rows of its log."""
+    rows = log_of(folder)
+    return len(rows) > 1 and float(rows[-1]["train"]) > float(rows[-2]["train"]) + 0.01
+
+
+def log_of(folder):
+    """The rows of a run's log.csv."""
+    return list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
+
+
+def by_settings(runs):
+    """Label of a model and its settings -> its results, one per seed; runs are (config, result) pairs."""
+    rows = {}
+    for config, result in runs:
+        rows.setdefault(f"{config['model']} ({config['settings']})", []).append(result)
+    return rows
+
+
 def split_table(split, runs, markdown=False, per_operator=False):
-    """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split."""
-    columns = list(runs[0][1]["accuracy"])
+    """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split. An arrow
+    marks what was below 99 % in distribution, and still rising, when the run ended."""
+    columns, near = list(runs[0][1]["accuracy"]), in_distribution(split)
     rows = [[name, *(percent([runs[0][1][key][c]]) for c in columns)] for name, key in
             (("chance", "chance"), ("no binding", "no_binding"))]
-    by_row = {}
-    for config, result in runs:
-        by_row.setdefault((config["model"], config["settings"]), []).append(result)
-    for (model, settings), results in by_row.items():
+    for label, results in by_settings(runs).items():
         seeds = f", {len(results)} seeds" if len(results) > 1 else ""
-        rows.append([f"{model} ({settings}{seeds})", *(percent([r["accuracy"][c] for r in results]) for c in columns)])
+        rising = [c for c in near if any(r.get("rising") and r["accuracy"][c] < 0.99 for r in results)]
+        rows.append([label + seeds, *(percent([r["accuracy"][c] for r in results]) + "↑" * (c in rising) for c in columns)])
         for op in data.OPERATORS[1:9] if per_operator else ():
             cells = [[r["per_operator"][c][op] for r in results if op in r["per_operator"][c]] for c in columns]
             rows.append([f"  {op}", *(percent(v) if v else "" for v in cells)])
     return table([f"{split}, accuracy in %", *columns], rows, markdown)
+
+
+COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B8B00", "#7F3C8D")
+
+
+def plot(splits, path):
+    """Draws, for each split, accuracy by test set and learning curves: a line per model and settings, the spread over
+    seeds shaded. ValueError where matplotlib is missing or cannot write the file."""
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
+    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=(7 * len(splits), 9), layout="constrained")
+    for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
+        columns = list(runs[0][1]["accuracy"])
+        top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--", label="chance")
+        for i, (label, results) in enumerate(by_settings(runs).items()):
+            style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i % 3]}
+            values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
+            top.plot(columns, values.mean(0), label=label, **style)
+            top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
+            for result in results:
+                bottom.plot(*zip(*((int(row["trials"]), float(row["train"])) for row in result["log"])), **style)
+        top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
+        bottom.set(xlabel="training trials", ylabel="accuracy in training", xscale="log", ylim=(0, 1.02))
+        top.legend(fontsize="small")
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot write {path}: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def probe_table(model, split, device, markdown):
+    """One row per constituent: how well it is decoded from hidden states and, to compare, from the raw input."""
+    (scores, unseen), (near, far) = probe(model, split, device), ends(split)
+    rows = [[name + (f" ({unseen[name]} values never seen)" if unseen[name] else ""), *(percent([v]) for v in values)]
+            for name, values in scores.items()]
+    return table([f"{split}, decoded in %", near, far, f"input, {near}", f"input, {far}"], rows, markdown)
+
+
+def rsa_table(runs, markdown):
+    """One row per run: how much its hidden states are organized like stimulus, instruction and answer; and the paper's
+    claim about it: the more like the answer and the less like the stimulus, the better out of distribution."""
+    rows, organized, accuracy = [], [], []
+    for config, result in runs:
+        near, far = ends(config["split"])
+        rows.append([f"{config['split']} {config['model']} ({config['settings']}, seed {config['seed']})",
+                     *(f"{value:.2f}" for part in config["rsa"] for value in part.values()),
+                     percent([result["accuracy"][far]])])
+        organized.append(config["rsa"][1]["answer"] - config["rsa"][1]["stimulus"])
+        accuracy.append(result["accuracy"][far])
+    parts = [f"{where} {part}" for where in ("in:", "out:") for part in runs[0][0]["rsa"][0]]
+    text = table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
+    if len(runs) > 2:
+        text += (f"\n\nRank correlation over {len(runs)} runs of (answer - stimulus, out) with the accuracy out: "
+                 f"{spearman(torch.tensor(organized), torch.tensor(accuracy)):.2f}")
+    return text
 
 
 def mistakes(model, split, n, device):
@@ -201,6 +384,10 @@ def main(argv=None):
     parser.add_argument("--saved", action="store_true", help="print the results saved by train.py instead of new ones")
     parser.add_argument("--per-operator", action="store_true", help="add a line per answering operator")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N trials that each model got wrong")
+    parser.add_argument("--rsa", action="store_true", help="add how hidden states are organized: like stimulus or answer?")
+    parser.add_argument("--probe", action="store_true", help="add what can be decoded linearly from hidden states")
+    parser.add_argument("--attention", action="store_true", help="draw where each model looks in one trial")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracies and learning curves (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     args = parser.parse_args(argv)
@@ -225,19 +412,30 @@ def evaluate(args):
         if args.saved and not (folder / "result.json").exists():
             continue
         model, config, step = load(folder, device)
+        split = config["split"]
         result = json.loads((folder / "result.json").read_text()) if args.saved else score(
-            config["split"], predict(model, config["split"], args.n, device, config["precision"]))
+            split, predict(model, split, args.n, device, config["precision"]))
         if step < config["steps"]:
             config["settings"] += f", step {step:,} of {config['steps']:,}"
-        splits.setdefault(config["split"], []).append((config, result))
-        if args.show:
-            print(f"\n{folder}\n\n{mistakes(model, config['split'], args.show, device)}")
+        splits.setdefault(split, []).append((config, result | {"rising": rising(folder), "log": log_of(folder)}))
+        for wanted, text in ((args.show, lambda: mistakes(model, split, args.show, device)),
+                             (args.attention, lambda: attention(model, split, device)),
+                             (args.probe, lambda: probe_table(model, split, device, args.markdown))):
+            if wanted:
+                print(f"\n{folder}\n\n{text()}")
+        if args.rsa:
+            config["rsa"] = [alignment(model, split, subset, device) for subset in ends(split)]
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device"):
             values = sorted({str(config[key]) for config, _ in runs})
             if len(values) > 1:
                 print(f"These rows differ in {key}: {', '.join(values)}.")
+    if args.plot:
+        plot(splits, args.plot)
+        print(f"\nDrawn: {args.plot}")
+    if args.rsa:
+        print("\n" + rsa_table([run for runs in splits.values() for run in runs], args.markdown))
 
 
 if __name__ == "__main__":

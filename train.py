@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, score, split_table, table
+from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, rising, score, split_table, table
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -307,7 +307,7 @@ def main(argv=None):
         explain(args, runs)
         results = []
         for config, folder in runs:
-            results.append(train(config, folder))
+            results.append(train(config, folder) | {"rising": rising(folder)})
             print(f"\n{folder}\n{result_table(config['split'], results[-1])}\n")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")

@@ -14,9 +14,9 @@
     Look scores every cell, and the cells' values are averaged by these scores (a softmax); Think and Conclude are an
     MLP on the average.
 
-Kobayashi et al. 2024 (arXiv 2407.12275): where a bottleneck separates finding out the task from solving it, a network can come to
-generalize compositionally. There the task is inferred from examples of it; gCOG states the task, so that here z has
-only to be read off the instruction.
+Kobayashi et al. 2024 (arXiv 2407.12275): where a bottleneck separates finding out the task from solving it, a network
+can come to generalize compositionally. There the task is inferred from examples of it; gCOG states the task, so that
+here z has only to be read off the instruction.
 
 Differs from the paper: all of it.
 """
@@ -32,15 +32,15 @@ QUICK = {"steps": 1_800}  # a step is cheap: no cell reads the others
 
 
 class Embedding(nn.Module):
-    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the one-hot
-    features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
+    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the
+    one-hot features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
 
     def __init__(self, sizes, dim):
         super().__init__()
         self.table, self.eos = nn.Parameter(torch.randn(sum(sizes), dim)), nn.Parameter(torch.randn(1, dim))
         self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
 
-    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) for each layer
+    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) of each layer
         rows, places = F.pad(tokens, (0, 0, 0, 1)) + self.first, torch.cat([places, self.eos])
         place = torch.arange(len(places), device=rows.device) + len(self.table)
         rows = torch.cat([rows, place.expand(len(rows), -1)[:, :, None]], 2)  # (B, N + 1, features + 1)
@@ -136,20 +136,20 @@ class Hypernetwork(nn.Module):
         self.shape, self.weights = (inputs + 1, outputs), nn.Linear(code, (inputs + 1) * outputs)
 
     def forward(self, z, x):  # (B, code), (B, N, inputs) -> (B, N, outputs)
-        # Weights of variance 1, scaled here and not at the start: a step of the optimizer then changes all of them alike.
+        # Variance 1, and scaled here, not at the start: a step of the optimizer then changes all weights alike.
         weights = self.weights(z).unflatten(1, self.shape) / math.sqrt(x.shape[2])
         return x @ weights[:, 1:] + weights[:, :1]
 
 
 class Model(nn.Module):
-    """Width `dim`, a code z of `code` numbers; `layers` are those of the instruction's encoder, whose `position` is
-    sinusoidal, relative (a learned bias per head and distance up to 8 tokens), or paper (sinusoidal with base 10,000)."""
+    """Width `dim`, a code z of `code` numbers; `layers` and `position` (as in the other models) are those of the
+    instruction's encoder, `heads` also the number of scores per cell."""
 
     def __init__(self, dim=128, layers=1, heads=4, position="sinusoidal", code=64):
         super().__init__()
         if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError("heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "
-                             f"not heads={heads}, dim={dim}, layers={layers}, position={position}")
+            raise ValueError("heads must divide dim, layers be at least 1, position sinusoidal, relative or paper, not "
+                             f"heads={heads}, dim={dim}, layers={layers}, position={position}")
         self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=True)
         self.code = nn.Linear(dim, code)
         self.stimulus, self.cells = Embedding(STIMULUS, dim), nn.Parameter(torch.randn(100, dim))
@@ -172,9 +172,9 @@ class Model(nn.Module):
 
     def execute(self, z, stimulus):  # (B, code), (B, S, 2) -> (B, C)
         x, = self.stimulus(stimulus, self.cells)  # (B, S + 1, C)
-        weights = self.look(z, x).softmax(1)  # (B, S + 1, H)
-        values = self.value(x).unflatten(2, (weights.shape[2], -1))  # (B, S + 1, H, D)
-        found = torch.einsum("bsh, bshd -> bhd", weights, values).flatten(1)[:, None]  # (B, 1, C)
+        weights = self.look(z, x).mT.softmax(2)  # (B, H, S + 1)
+        values = self.value(x).unflatten(2, (weights.shape[1], -1))  # (B, S + 1, H, D)
+        found = torch.einsum("bhs, bshd -> bhd", weights, values).flatten(1)[:, None]  # (B, 1, C)
         return self.norm(self.conclude(z, F.gelu(self.think(z, found))))[:, 0]
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)

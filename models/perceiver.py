@@ -28,15 +28,15 @@ PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "optimizer": 
 
 
 class Embedding(nn.Module):
-    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the one-hot
-    features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
+    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the
+    one-hot features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
 
     def __init__(self, sizes, dim):
         super().__init__()
         self.table, self.eos = nn.Parameter(torch.randn(sum(sizes), dim)), nn.Parameter(torch.randn(1, dim))
         self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
 
-    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) for each layer
+    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) of each layer
         rows, places = F.pad(tokens, (0, 0, 0, 1)) + self.first, torch.cat([places, self.eos])
         place = torch.arange(len(places), device=rows.device) + len(self.table)
         rows = torch.cat([rows, place.expand(len(rows), -1)[:, :, None]], 2)  # (B, N + 1, features + 1)
@@ -131,8 +131,8 @@ class Model(nn.Module):
     def __init__(self, dim=128, layers=1, heads=1, position="sinusoidal"):
         super().__init__()
         if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError("heads must divide dim, layers be at least 1 and position be sinusoidal, relative or paper, "
-                             f"not heads={heads}, dim={dim}, layers={layers}, position={position}")
+            raise ValueError("heads must divide dim, layers be at least 1, position sinusoidal, relative or paper, not "
+                             f"heads={heads}, dim={dim}, layers={layers}, position={position}")
         self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=False)
         self.stimulus = Encoder(STIMULUS, dim, layers, heads, "paper" if position == "paper" else "learned", last=False)
         self.latents = nn.Parameter(torch.randn(10, dim))

@@ -11,8 +11,8 @@
                           |
                        readout -> 138 logits
 
-It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two values
-is again such a value. What it is given, and the paper's models are not: which token is whose child, and that an
+It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two
+values is again such a value. What it is given, and the paper's models are not: which token is whose child, and that an
 IfElse is a choice between two branches. What it learns: what every operator means, how to find its objects, and that
 the value of a condition is to be read as a choice. Its ablations (class arguments) say which of this carries it.
 
@@ -57,7 +57,7 @@ class Retrieve(nn.Module):
 
 class Compute(nn.Module):
     """What an operator makes of what its selectors found: one MLP for all operators, each of which opens and closes its
-    hidden units. (Added to the hidden units instead, an operator is not heard over objects it was never asked about.)"""
+    hidden units. (Added to them instead, an operator is not heard over objects that it was never asked about.)"""
 
     def __init__(self, dim):
         super().__init__()

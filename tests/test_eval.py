@@ -1,0 +1,121 @@
+"""Why models generalize: similarity analysis, probes, attention, pictures. Each on a model whose answer is known."""
+import sys
+
+import pytest
+import torch
+
+import data
+import eval as evaluation
+import train
+
+
+class Known(torch.nn.Module):
+    """A model whose hidden states are what `state` makes of a trial."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def features(self, instruction, stimulus):
+        return self.state(instruction, stimulus)
+
+
+def see_stimulus(instruction, stimulus):
+    return evaluation.one_hot(stimulus)
+
+
+def see_answer(instruction, stimulus):
+    return torch.nn.functional.one_hot(data.solve(instruction, stimulus)[0], 138).float()
+
+
+def test_spearman_by_hand():
+    """Ranks 1 2.5 2.5 4 and 2 1 3 4: covariance 3 over the root of 4.5 times 5."""
+    x, y = torch.tensor([1.0, 5, 5, 9]), torch.tensor([20.0, 10, 30, 40])
+    assert evaluation.spearman(x, y) == pytest.approx(3 / (4.5 * 5) ** 0.5)
+    assert evaluation.spearman(x, x ** 3) == pytest.approx(1) and evaluation.spearman(x, -x) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("state, organized_like", [(see_stimulus, "stimulus"), (see_answer, "answer")])
+def test_alignment_says_what_hidden_states_are_organized_like(state, organized_like):
+    result = evaluation.alignment(Known(state), "productive", "depth3", "cpu", n=200)
+    assert result.pop(organized_like) == pytest.approx(1, abs=1e-3)
+    assert all(abs(other) < 0.5 for other in result.values())
+
+
+def test_probe_decodes_what_is_there_and_nothing_else():
+    scores, unseen = evaluation.probe(Known(see_answer), "productive", "cpu", n=1000)
+    near, far, raw_near, raw_far = scores["answer"]
+    assert near == far == 1 and raw_near < 0.6 and raw_far < 0.6
+    near, far, raw_near, raw_far = scores["shape of operator 1"]
+    assert near < 0.3 and raw_near > 0.45 and raw_far < raw_near
+    assert unseen["kind of operator 1"] == 0 and unseen["answer"] > 0  # 1,000 trials do not show every cell
+    assert len(scores) == 3 * 3 + 1
+
+
+def test_probe_is_fitted_on_one_half_alone():
+    """States that name the trial let a fit remember its half; on the other half nothing can be decoded."""
+    noise = torch.randn(1000, 900, generator=torch.Generator().manual_seed(0))
+    place = iter(range(0, 2000, 100))
+
+    def state(instruction, stimulus):
+        start = next(place) % 1000
+        return noise[start:start + len(instruction)]
+
+    scores, _ = evaluation.probe(Known(state), "productive", "cpu", n=1000)
+    assert scores["kind of operator 1"][0] < 0.35
+
+
+def test_attention_is_drawn_where_a_model_looks():
+    """Untrained, treetfmr already finds an object by its shape and color: similar vectors match."""
+    torch.manual_seed(0)
+    model = evaluation.module_of("treetfmr").Model(dim=512)
+    text = evaluation.attention(model, "systematic1", "cpu")
+    grid, first = text.split("Attention 1, 1:")[0], text.split("Attention 1, 1:")[1].split("Attention 1, 2:")
+    row = next(i for i, line in enumerate(grid.split("\n     0 ")[1].splitlines()[1:]) if "[" in line)
+    assert "9" in first[0].splitlines()[1 + row] and sum("9" in line for line in first[0].splitlines()[1:]) == 1
+    assert "0% on the grid" in first[1] and len(first[1].splitlines()) == 1  # no second selector
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "LOG_TRIALS", 50)
+        patch.setattr(train, "TEST_TRIALS", 100)
+        train.main(["--model", "treetfmr", "perceiver", "--split", "distractor", "systematic1", "--dim", "16", "--steps", "4",
+                    "--batch-size", "8", "--eval-every", "2", "--device", "cpu", "--out", str(out)])
+    return out
+
+
+def test_flags_add_what_they_name(runs, capsys):
+    evaluation.main([str(runs), "--saved", "--rsa", "--probe", "--attention"])
+    out = capsys.readouterr().out
+    assert out.count("decoded in %") == out.count("Attention 1, 1:") == 4
+    assert "in: stimulus" in out and "Rank correlation over 4 runs" in out
+    evaluation.main([str(runs), "--saved"])
+    assert not any(word in capsys.readouterr().out for word in ("decoded", "Attention", "orrelation"))
+
+
+def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
+    log = next((runs / "distractor" / "perceiver").rglob("log.csv"))
+    before = log.read_text()
+    for last, marked in ((0.7, True), (0.505, False)):
+        log.write_text("step,trials,loss,train\n2,16,1,0.5\n4,32,1," + f"{last}\n")
+        assert evaluation.rising(log.parent) == marked
+        evaluation.main([str(runs / "distractor"), "--saved"])
+        line = next(line for line in capsys.readouterr().out.splitlines() if "perceiver" in line)
+        assert line.count("↑") == marked
+    log.write_text(before)
+
+
+def test_plot(runs, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+        evaluation.main([str(runs), "--saved", "--plot", str(tmp_path / "a.png")])
+    assert stop.value.code == 2 and "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    pytest.importorskip("matplotlib")
+    evaluation.main([str(runs), "--saved", "--plot", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main([str(runs), "--saved", "--plot", str(tmp_path / "nowhere" / "a.png")])
+    assert stop.value.code == 2 and "cannot write" in capsys.readouterr().err
