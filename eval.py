@@ -21,6 +21,7 @@ import data  # before torch: it says how torch's threads wait
 import torch
 
 FORMAT = 1  # of the run folders
+RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 
 
 # ---- test sets and baselines ------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def ends(split):
     return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
 
 
-def alignment(model, split, subset, device, n=500):
+def alignment(model, split, subset, device, n):
     """Representational similarity analysis: the rank correlation, over pairs of trials, of how similar the model's hidden
     states are with how similar the stimuli, the instructions and the answers are."""
     trials = test_set(split, subset, n)[0]
@@ -194,7 +195,7 @@ def constituents(trials, nodes):
             for i, part in enumerate(("kind", "shape", "color"))} | {"answer": trials.answer}
 
 
-def probe(model, split, device, n=4000, ridge=10.0):
+def probe(model, split, device, n, ridge=10.0):
     """How well ridge regressions decode each constituent of a trial: name -> accuracy from the hidden states in and out
     of distribution, then from the raw input in and out of distribution. Fitted on one half of the trials in distribution,
     scored on the other half and out of distribution there where the fit has seen the value. Also returns how many
@@ -342,7 +343,7 @@ def plot(splits, path):
 
 def probe_table(model, split, device, markdown):
     """One row per constituent: how well it is decoded from hidden states and, to compare, from the raw input."""
-    (scores, unseen), (near, far) = probe(model, split, device), ends(split)
+    (scores, unseen), (near, far) = probe(model, split, device, PROBE_TRIALS), ends(split)
     rows = [[name + (f" ({unseen[name]} values never seen)" if unseen[name] else ""), *(percent([v]) for v in values)]
             for name, values in scores.items()]
     return table([f"{split}, decoded in %", near, far, f"input, {near}", f"input, {far}"], rows, markdown)
@@ -367,6 +368,65 @@ def rsa_table(runs, markdown):
     return text
 
 
+# ---- the paper's claims -----------------------------------------------------------------------------------------
+
+CROSS, OTHERS = ("crossattn", "perceiver"), ("rnn", "gru", "sstfmr", "dstfmr")
+HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
+CLAIMS = {  # claim -> (split, test set, model, the model that it is compared with, is it better?); layers in brackets
+    "1 distractors: only cross-attention stays accurate":
+        [("distractor", HARDEST["distractor"], a, b, True) for a in CROSS for b in OTHERS],
+    "2 systematic: cross-attention does better":
+        [(split, HARDEST[split], a, b, True) for split in ("systematic1", "systematic3") for a in CROSS for b in OTHERS],
+    "3 more layers help, but not productive generalization":
+        [*((split, test, "sstfmr[4]", "sstfmr[1]", True) for split, test in HARDEST.items()),
+         *(("productive", f"depth{d}", "sstfmr[4]", "sstfmr[1]", False) for d in (5, 7, 9))],
+    "4 productive: every architecture is at chance or below":
+        [("productive", f"depth{d}", model, "chance", False) for model in OTHERS + CROSS for d in (5, 7, 9)],
+}
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)  # two-sided 95 % quantiles for 1 to 8 degrees of freedom
+
+
+def better(a, b):
+    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the 95 % interval of the difference."""
+    spread = (statistics.variance(a) / len(a) + statistics.variance(b) / len(b)) ** 0.5
+    return statistics.mean(a) - statistics.mean(b) > STUDENT[min(len(a) + len(b) - 2, 8) - 1] * spread
+
+
+def cell(runs, split, test, name, settings):
+    """The accuracies of one model (one per seed), or none where it has not learned the split: its mean accuracy in
+    distribution is below 95 %."""
+    model, _, layers = name.partition("[")
+    near = in_distribution(split)[-1]
+    found = [result for config, result in runs if config["model"] == model and (
+        config["settings"].split("-layers")[0] == settings and config["model_args"]["layers"] == int(layers[:-1])
+        if layers else config["settings"] == settings)]
+    learned = found and statistics.mean(r["accuracy"][near] for r in found) >= 0.95
+    return [r["accuracy"][test] for r in found] if learned else []
+
+
+def verdict(splits, comparisons, settings):
+    """What comparisons say of a claim; those that miss a learned model or a second seed say nothing."""
+    agree = []
+    for split, test, name, other, expected in comparisons:
+        runs = splits.get(split, [])
+        a = cell(runs, split, test, name, settings)
+        b = [runs[0][1]["chance"][test]] * len(a) if other == "chance" and a else cell(runs, split, test, other, settings)
+        if min(len(a), len(b)) > 1:
+            agree.append(better(a, b) == expected)
+    if not agree:
+        return "cannot be judged"
+    outcome = "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
+    return f"{outcome} ({sum(agree)} of {len(agree)})"
+
+
+def claims_table(splits, markdown):
+    """One row per claim, one column for each schedule, at the working sizes and at the paper's."""
+    found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
+    columns = [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
+    rows = [[claim, *(verdict(splits, comparisons, c) for c in columns)] for claim, comparisons in CLAIMS.items()]
+    return table(["claim", *columns], rows, markdown)
+
+
 def mistakes(model, split, n, device):
     """The first n trials of the last test set that the model answers wrong, as text."""
     subset, predicted = list(predict(model, split, 1000, device).items())[-1]
@@ -384,6 +444,7 @@ def main(argv=None):
     parser.add_argument("--saved", action="store_true", help="print the results saved by train.py instead of new ones")
     parser.add_argument("--per-operator", action="store_true", help="add a line per answering operator")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N trials that each model got wrong")
+    parser.add_argument("--claims", action="store_true", help="judge the paper's claims 1 to 4 by these runs; --rsa: claim 5")
     parser.add_argument("--rsa", action="store_true", help="add how hidden states are organized: like stimulus or answer?")
     parser.add_argument("--probe", action="store_true", help="add what can be decoded linearly from hidden states")
     parser.add_argument("--attention", action="store_true", help="draw where each model looks in one trial")
@@ -424,7 +485,7 @@ def evaluate(args):
             if wanted:
                 print(f"\n{folder}\n\n{text()}")
         if args.rsa:
-            config["rsa"] = [alignment(model, split, subset, device) for subset in ends(split)]
+            config["rsa"] = [alignment(model, split, subset, device, RSA_TRIALS) for subset in ends(split)]
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device"):
@@ -434,6 +495,8 @@ def evaluate(args):
     if args.plot:
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")
+    if args.claims:
+        print("\n" + claims_table(splits, args.markdown))
     if args.rsa:
         print("\n" + rsa_table([run for runs in splits.values() for run in runs], args.markdown))
 

@@ -37,13 +37,13 @@ def test_spearman_by_hand():
 
 @pytest.mark.parametrize("state, organized_like", [(see_stimulus, "stimulus"), (see_answer, "answer")])
 def test_alignment_says_what_hidden_states_are_organized_like(state, organized_like):
-    result = evaluation.alignment(Known(state), "productive", "depth3", "cpu", n=200)
+    result = evaluation.alignment(Known(state), "productive", "depth3", "cpu", 200)
     assert result.pop(organized_like) == pytest.approx(1, abs=1e-3)
     assert all(abs(other) < 0.5 for other in result.values())
 
 
 def test_probe_decodes_what_is_there_and_nothing_else():
-    scores, unseen = evaluation.probe(Known(see_answer), "productive", "cpu", n=1000)
+    scores, unseen = evaluation.probe(Known(see_answer), "productive", "cpu", 1000)
     near, far, raw_near, raw_far = scores["answer"]
     assert near == far == 1 and raw_near < 0.6 and raw_far < 0.6
     near, far, raw_near, raw_far = scores["shape of operator 1"]
@@ -61,7 +61,7 @@ def test_probe_is_fitted_on_one_half_alone():
         start = next(place) % 1000
         return noise[start:start + len(instruction)]
 
-    scores, _ = evaluation.probe(Known(state), "productive", "cpu", n=1000)
+    scores, _ = evaluation.probe(Known(state), "productive", "cpu", 1000)
     assert scores["kind of operator 1"][0] < 0.35
 
 
@@ -87,13 +87,15 @@ def runs(tmp_path_factory):
     return out
 
 
-def test_flags_add_what_they_name(runs, capsys):
-    evaluation.main([str(runs), "--saved", "--rsa", "--probe", "--attention"])
+def test_flags_add_what_they_name(runs, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation, "PROBE_TRIALS", 100)
+    evaluation.main([str(runs), "--saved", "--rsa", "--probe", "--attention", "--claims"])
     out = capsys.readouterr().out
     assert out.count("decoded in %") == out.count("Attention 1, 1:") == 4
+    assert out.count("\n1 distractors: ") == out.count("\n4 productive: ") == 1
     assert "in: stimulus" in out and "Rank correlation over 4 runs" in out
     evaluation.main([str(runs), "--saved"])
-    assert not any(word in capsys.readouterr().out for word in ("decoded", "Attention", "orrelation"))
+    assert not any(word in capsys.readouterr().out for word in ("decoded", "Attention", "orrelation", "productive"))
 
 
 def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
@@ -119,3 +121,45 @@ def test_plot(runs, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         evaluation.main([str(runs), "--saved", "--plot", str(tmp_path / "nowhere" / "a.png")])
     assert stop.value.code == 2 and "cannot write" in capsys.readouterr().err
+
+
+def test_better_needs_more_than_the_interval_over_seeds():
+    """Means 0.8 and 0.5; with variances 0.01 and three seeds each the interval is 2.78 * 0.0816 = 0.227."""
+    high, low = [0.7, 0.8, 0.9], [0.4, 0.5, 0.6]
+    assert evaluation.better(high, low) and not evaluation.better(low, high)
+    assert not evaluation.better(high, [x + 0.1 for x in low])
+
+
+def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2):
+    """Runs of one model, a seed for each accuracy out of distribution."""
+    tests = list(data.SPLITS[split])[1:]
+    near = evaluation.in_distribution(split)[-1]
+    return [({"model": model, "settings": settings, "model_args": {"layers": layers}},
+             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35)})
+            for value in accuracies]
+
+
+CROSS = [run for model in ("crossattn", "perceiver") for run in fake("distractor", model, [0.98, 0.99])]
+DEEP = {"settings": "quick-layers4", "layers": 4}
+SHALLOW = {"settings": "quick-layers1", "layers": 1}
+
+
+@pytest.mark.parametrize("claim, splits, expected", [
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51])}, "holds (2 of 2)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51]) + fake("distractor", "sstfmr", [0.99, 1])},
+     "holds in part (2 of 4)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.99, 1])}, "does not hold (0 of 2)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51], learned=0.94)}, "cannot be judged"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5])}, "cannot be judged"),  # a single seed
+    ("2", {"systematic1": fake("systematic1", "crossattn", [0.9, 0.91]) + fake("systematic1", "gru", [0.5, 0.51])},
+     "holds (1 of 1)"),
+    ("3", {"distractor": fake("distractor", "sstfmr", [0.9, 0.91], **DEEP) + fake("distractor", "sstfmr", [0.5, 0.51], **SHALLOW),
+           "productive": fake("productive", "sstfmr", [0.3, 0.31], **DEEP) + fake("productive", "sstfmr", [0.3, 0.31], **SHALLOW)},
+     "holds (4 of 4)"),
+    ("4", {"productive": fake("productive", "gru", [0.3, 0.31])}, "holds (3 of 3)"),
+    ("4", {"productive": fake("productive", "gru", [0.8, 0.81])}, "does not hold (0 of 3)"),
+])
+def test_verdicts_follow_the_rule(claim, splits, expected):
+    text = next(text for text in evaluation.CLAIMS if text.startswith(claim))
+    assert evaluation.verdict(splits, evaluation.CLAIMS[text], "quick") == expected
+    assert expected in evaluation.claims_table(splits, markdown=False)
