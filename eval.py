@@ -179,8 +179,8 @@ def ends(split):
 
 
 def alignment(model, split, subset, device, n):
-    """Representational similarity analysis: the rank correlation, over pairs of trials, of how similar the model's hidden
-    states are with how similar the stimuli, the instructions and the answers are."""
+    """Representational similarity analysis: the rank correlation, over pairs of trials, of how similar the model's
+    hidden states are with how similar the stimuli, the instructions and the answers are."""
     trials = test_set(split, subset, n)[0]
     first, second = torch.triu_indices(n, n, 1)
     states, *others = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # so that equal ones stay equal
@@ -190,16 +190,16 @@ def alignment(model, split, subset, device, n):
 
 
 def constituents(trials, nodes):
-    """What trials are made of, class numbers (n,) by name: the parts of the operators at these tokens, and the answer."""
+    """What trials are made of, classes (n,) by name: the parts of the operators at these tokens, and the answer."""
     return {f"{part} of operator {k}": trials.instruction[:, node, i].long() for k, node in enumerate(nodes, 1)
             for i, part in enumerate(("kind", "shape", "color"))} | {"answer": trials.answer}
 
 
 def probe(model, split, device, n, ridge=10.0):
     """How well ridge regressions decode each constituent of a trial: name -> accuracy from the hidden states in and out
-    of distribution, then from the raw input in and out of distribution. Fitted on one half of the trials in distribution,
-    scored on the other half and out of distribution there where the fit has seen the value. Also returns how many
-    values of each constituent it has not seen."""
+    of distribution, then from the raw input in and out of it. Fitted on one half of the trials in distribution; scored
+    on the other half and out of distribution, leaving out values of a constituent that the fit has never seen. Also
+    returns how many these are, by name."""
     trials = [test_set(split, subset, n)[0] for subset in ends(split)]
     tokens = trials[0].instruction.shape[1]  # a deeper tree begins with the same tokens
     nodes = (trials[0].instruction[0, :, 0] != data.IF_ELSE).nonzero().flatten().tolist()
@@ -272,15 +272,16 @@ def table(header, rows, markdown=False):
 
 
 def rising(folder):
-    """Whether a run was still learning when it ended: its accuracy on training trials rose by more than one point between
-    the last two rows of its log."""
+    """Whether a run was still learning when it ended: its accuracy on training trials rose by more than one point
+    between the last two rows of its log."""
     rows = log_of(folder)
     return len(rows) > 1 and float(rows[-1]["train"]) > float(rows[-2]["train"]) + 0.01
 
 
 def log_of(folder):
-    """The rows of a run's log.csv."""
-    return list(csv.DictReader((folder / "log.csv").read_text().splitlines()))
+    """The rows of a run's log.csv, if there is one yet."""
+    path = folder / "log.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 
 def by_settings(runs):
@@ -292,15 +293,15 @@ def by_settings(runs):
 
 
 def split_table(split, runs, markdown=False, per_operator=False):
-    """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split. An arrow
-    marks what was below 99 % in distribution, and still rising, when the run ended."""
+    """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split. An
+    arrow marks what was below 99 % in distribution, and still rising, when the run ended."""
     columns, near = list(runs[0][1]["accuracy"]), in_distribution(split)
     rows = [[name, *(percent([runs[0][1][key][c]]) for c in columns)] for name, key in
             (("chance", "chance"), ("no binding", "no_binding"))]
     for label, results in by_settings(runs).items():
         seeds = f", {len(results)} seeds" if len(results) > 1 else ""
         rising = [c for c in near if any(r.get("rising") and r["accuracy"][c] < 0.99 for r in results)]
-        rows.append([label + seeds, *(percent([r["accuracy"][c] for r in results]) + "↑" * (c in rising) for c in columns)])
+        rows.append([label + seeds] + [percent([r["accuracy"][c] for r in results]) + "↑" * (c in rising) for c in columns])
         for op in data.OPERATORS[1:9] if per_operator else ():
             cells = [[r["per_operator"][c][op] for r in results if op in r["per_operator"][c]] for c in columns]
             rows.append([f"  {op}", *(percent(v) if v else "" for v in cells)])
@@ -368,65 +369,6 @@ def rsa_table(runs, markdown):
     return text
 
 
-# ---- the paper's claims -----------------------------------------------------------------------------------------
-
-CROSS, OTHERS = ("crossattn", "perceiver"), ("rnn", "gru", "sstfmr", "dstfmr")
-HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
-CLAIMS = {  # claim -> (split, test set, model, the model that it is compared with, is it better?); layers in brackets
-    "1 distractors: only cross-attention stays accurate":
-        [("distractor", HARDEST["distractor"], a, b, True) for a in CROSS for b in OTHERS],
-    "2 systematic: cross-attention does better":
-        [(split, HARDEST[split], a, b, True) for split in ("systematic1", "systematic3") for a in CROSS for b in OTHERS],
-    "3 more layers help, but not productive generalization":
-        [*((split, test, "sstfmr[4]", "sstfmr[1]", True) for split, test in HARDEST.items()),
-         *(("productive", f"depth{d}", "sstfmr[4]", "sstfmr[1]", False) for d in (5, 7, 9))],
-    "4 productive: every architecture is at chance or below":
-        [("productive", f"depth{d}", model, "chance", False) for model in OTHERS + CROSS for d in (5, 7, 9)],
-}
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)  # two-sided 95 % quantiles for 1 to 8 degrees of freedom
-
-
-def better(a, b):
-    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the 95 % interval of the difference."""
-    spread = (statistics.variance(a) / len(a) + statistics.variance(b) / len(b)) ** 0.5
-    return statistics.mean(a) - statistics.mean(b) > STUDENT[min(len(a) + len(b) - 2, 8) - 1] * spread
-
-
-def cell(runs, split, test, name, settings):
-    """The accuracies of one model (one per seed), or none where it has not learned the split: its mean accuracy in
-    distribution is below 95 %."""
-    model, _, layers = name.partition("[")
-    near = in_distribution(split)[-1]
-    found = [result for config, result in runs if config["model"] == model and (
-        config["settings"].split("-layers")[0] == settings and config["model_args"]["layers"] == int(layers[:-1])
-        if layers else config["settings"] == settings)]
-    learned = found and statistics.mean(r["accuracy"][near] for r in found) >= 0.95
-    return [r["accuracy"][test] for r in found] if learned else []
-
-
-def verdict(splits, comparisons, settings):
-    """What comparisons say of a claim; those that miss a learned model or a second seed say nothing."""
-    agree = []
-    for split, test, name, other, expected in comparisons:
-        runs = splits.get(split, [])
-        a = cell(runs, split, test, name, settings)
-        b = [runs[0][1]["chance"][test]] * len(a) if other == "chance" and a else cell(runs, split, test, other, settings)
-        if min(len(a), len(b)) > 1:
-            agree.append(better(a, b) == expected)
-    if not agree:
-        return "cannot be judged"
-    outcome = "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
-    return f"{outcome} ({sum(agree)} of {len(agree)})"
-
-
-def claims_table(splits, markdown):
-    """One row per claim, one column for each schedule, at the working sizes and at the paper's."""
-    found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
-    columns = [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
-    rows = [[claim, *(verdict(splits, comparisons, c) for c in columns)] for claim, comparisons in CLAIMS.items()]
-    return table(["claim", *columns], rows, markdown)
-
-
 def mistakes(model, split, n, device):
     """The first n trials of the last test set that the model answers wrong, as text."""
     subset, predicted = list(predict(model, split, 1000, device).items())[-1]
@@ -444,11 +386,10 @@ def main(argv=None):
     parser.add_argument("--saved", action="store_true", help="print the results saved by train.py instead of new ones")
     parser.add_argument("--per-operator", action="store_true", help="add a line per answering operator")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N trials that each model got wrong")
-    parser.add_argument("--claims", action="store_true", help="judge the paper's claims 1 to 4 by these runs; --rsa: claim 5")
-    parser.add_argument("--rsa", action="store_true", help="add how hidden states are organized: like stimulus or answer?")
+    parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--probe", action="store_true", help="add what can be decoded linearly from hidden states")
     parser.add_argument("--attention", action="store_true", help="draw where each model looks in one trial")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracies and learning curves (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     args = parser.parse_args(argv)
@@ -495,8 +436,6 @@ def evaluate(args):
     if args.plot:
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")
-    if args.claims:
-        print("\n" + claims_table(splits, args.markdown))
     if args.rsa:
         print("\n" + rsa_table([run for runs in splits.values() for run in runs], args.markdown))
 

@@ -1,0 +1,90 @@
+"""Judges the paper's claims by the runs in a folder, and by a rule that was written before the runs.
+
+    python tests/claims.py runs [--markdown]
+
+A model counts on a split only where it has learned it: at least 95 % in distribution, the mean over seeds. It is better
+than another one where the difference of their means exceeds its 95 % interval over seeds (Student; at least two seeds).
+A claim is a list of comparisons. It holds if all that can be made agree with it, in part if some do. Claim 5, about
+similarity, is judged by `eval.py --rsa`.
+"""
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import eval as evaluation  # noqa: E402
+
+CROSS, OTHERS = ("crossattn", "perceiver"), ("rnn", "gru", "sstfmr", "dstfmr")
+HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
+CLAIMS = {  # claim -> (split, test set, model, the model that it is compared with, is it better?); layers in brackets
+    "1 distractors: only cross-attention stays accurate":
+        [("distractor", "distractors40", a, b, True) for a in CROSS for b in OTHERS],
+    "2 systematic: cross-attention does better":
+        [(split, "ood", a, b, True) for split in ("systematic1", "systematic3") for a in CROSS for b in OTHERS],
+    "3 more layers help, but not productive generalization":
+        [*((split, test, "sstfmr[4]", "sstfmr[1]", True) for split, test in HARDEST.items()),
+         *(("productive", f"depth{d}", "sstfmr[4]", "sstfmr[1]", False) for d in (5, 7, 9))],
+    "4 productive: every architecture is at chance or below":
+        [("productive", f"depth{d}", model, "chance", False) for model in OTHERS + CROSS for d in (5, 7, 9)],
+}
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)  # two-sided 95 % quantiles for 1 to 8 degrees of freedom
+
+
+def better(a, b):
+    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the difference's 95 % interval."""
+    spread = (statistics.variance(a) / len(a) + statistics.variance(b) / len(b)) ** 0.5
+    return statistics.mean(a) - statistics.mean(b) > STUDENT[min(len(a) + len(b) - 2, 8) - 1] * spread
+
+
+def cell(runs, split, test, name, settings):
+    """The accuracies of one model (one per seed), or none where it has not learned the split: its mean accuracy in
+    distribution is below 95 %."""
+    model, _, layers = name.partition("[")
+    near = evaluation.in_distribution(split)[-1]
+    found = [result for config, result in runs if config["model"] == model and (
+        config["settings"].split("-layers")[0] == settings and config["model_args"]["layers"] == int(layers[:-1])
+        if layers else config["settings"] == settings)]
+    learned = found and statistics.mean(r["accuracy"][near] for r in found) >= 0.95
+    return [r["accuracy"][test] for r in found] if learned else []
+
+
+def verdict(splits, comparisons, settings):
+    """What comparisons say of a claim; those that miss a learned model or a second seed say nothing."""
+    agree = []
+    for split, test, name, other, expected in comparisons:
+        runs = splits.get(split, [])
+        a = cell(runs, split, test, name, settings)
+        b = cell(runs, split, test, other, settings)
+        if other == "chance":
+            b = [result["chance"][test] for _, result in runs[:len(a)]]
+        if min(len(a), len(b)) > 1:
+            agree.append(better(a, b) == expected)
+    if not agree:
+        return "cannot be judged"
+    outcome = "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
+    return f"{outcome} ({sum(agree)} of {len(agree)})"
+
+
+def claims_table(splits, markdown=False):
+    """One row per claim, one column for each schedule, at the working sizes and at the paper's."""
+    found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
+    columns = [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
+    rows = [[claim, *(verdict(splits, comparisons, c) for c in columns)] for claim, comparisons in CLAIMS.items()]
+    return evaluation.table(["claim", *columns], rows, markdown)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="*", default=["runs"], type=Path, help="run folders, or folders above them")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    args, splits = parser.parse_args(argv), {}
+    for file in sorted(file for path in args.runs for file in path.rglob("result.json")):
+        config = json.loads((file.parent / "config.json").read_text())
+        splits.setdefault(config["split"], []).append((config, json.loads(file.read_text())))
+    print(claims_table(splits, args.markdown))
+
+
+if __name__ == "__main__":
+    main()
