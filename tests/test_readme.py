@@ -1,4 +1,5 @@
 """Every command of the README runs, at reduced size, in the README's order."""
+import importlib.util
 import itertools
 import re
 import shlex
@@ -8,6 +9,7 @@ import pytest
 
 import ablations
 import bench
+import claims
 import data
 import eval as evaluation
 import train
@@ -23,10 +25,13 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "TEST_TRIALS", 50)
     monkeypatch.setattr(data, "CHUNK", 200)
     monkeypatch.setattr(bench, "REPEATS", 1)
+    monkeypatch.setattr(evaluation, "PROBE_TRIALS", 60)
+    monkeypatch.setattr(evaluation, "RSA_TRIALS", 60)
     monkeypatch.setattr(train, "available", lambda: ["rnn", "sstfmr"])  # what `--model all` stands for
     programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"]),
                 "eval.py": (evaluation.main, ["--n", "50"]),
                 "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
+                "tests/claims.py": (claims.main, []),
                 "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"])}
     assert len(COMMANDS) > 10
     for command in COMMANDS:
@@ -35,6 +40,8 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
             assert arguments in (["pytest"], ["pytest", "--slow", "-s"])  # this very run
             continue
         main, smaller = programs[program]
+        if "--plot" in arguments and not importlib.util.find_spec("matplotlib"):
+            continue  # tests/test_eval.py sees what it says then
         main(arguments + smaller)
         assert capsys.readouterr().out.strip(), command
 

@@ -132,7 +132,7 @@ def test_the_learning_rate_is_the_optimizers_unless_given(optimizer):
 BAD = {
     "--model nobody": "no model 'nobody'; there is", "--split nowhere": "no split 'nowhere'; there is",
     "--heads 3": "heads must divide dim", "--dim 0": "--dim must be", "--steps -1": "--steps must be", "--train-size 4": "train_size must be at least 8",
-    "--lr nan": "--lr must be", "--device cuda": "no device 'cuda'", "--position sideways": "position", "--layers 0": "layers",
+    "--lr nan": "--lr must be", "--jobs 0": "--jobs must be", "--device cuda": "no device 'cuda'", "--position sideways": "position", "--layers 0": "layers",
     "--optimizer sgd": "invalid choice", "--bogus 1": "unrecognized",
 }
 
@@ -148,9 +148,9 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing(tmp_path, capsys, flags)
     assert not list(tmp_path.iterdir())
 
 
-def start(out, *flags):
+def start(out, *flags, **options):
     return subprocess.Popen([sys.executable, ROOT / "train.py", *TINY, *flags, "--out", out], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, **options)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -176,10 +176,31 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, how, flags):
     assert logs[0] == logs[1]  # step, trials, loss, accuracy on the training trials
 
 
+def test_jobs_side_by_side_give_the_same_bits(tmp_path, capsys):
+    flags = ["--seed", "0", "1", "2", "--steps", "3"]
+    alone = run(tmp_path / "alone", *flags)
+    capsys.readouterr()
+    together = run(tmp_path / "together", *flags, "--jobs", "2")
+    assert "2 of 3 runs are done" in capsys.readouterr().out
+    assert len(together) == 3 and all(same(weights(a), weights(b)) for a, b in zip(alone, together))
+
+
+def test_ctrl_c_saves_all_jobs(tmp_path):
+    flags = ("--seed", "0", "1", "2", "--steps", "4000", "--eval-every", "2", "--jobs", "2")
+    process = start(tmp_path, *flags, start_new_session=True)
+    while len(list(tmp_path.rglob("checkpoint.pt"))) < 2:
+        time.sleep(0.01)
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "goes on from here" in out and "Traceback" not in err
+    assert len(list(tmp_path.rglob("checkpoint.pt"))) == 2 and not list(tmp_path.rglob("result.json"))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(tmp_path, "--lr", "1e30", "--optimizer", "adamw", "--eval-every", "1")
-    assert re.search(r"the loss is (nan|inf) at step \d.*Try a lower --lr", stop.value.code)
+    assert re.search(r"the loss is (nan|inf) at step \d.*checkpoint in .*Try a lower --lr", stop.value.code)
 
 
 def test_evaluation_agrees_with_training(tmp_path, capsys):
