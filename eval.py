@@ -98,6 +98,11 @@ def pick_device(name):
     return name
 
 
+def reason(error):
+    """What an exception says, in one line."""
+    return (str(error) or repr(error)).splitlines()[0]
+
+
 def load(folder, device="cpu"):
     """The model of a run folder and its configuration, from the folder alone. ValueError where the files are damaged
     or not of this format."""
@@ -109,7 +114,7 @@ def load(folder, device="cpu"):
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
     except Exception as error:  # whatever is wrong with the files, it is the files
-        raise ValueError(f"{folder} does not hold a readable run: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{folder} does not hold a readable run: {reason(error)}") from error
     return model.to(device).eval(), config, checkpoint["step"]
 
 
@@ -301,10 +306,11 @@ def split_table(split, runs, markdown=False, per_operator=False):
     for label, results in by_settings(runs).items():
         seeds = f", {len(results)} seeds" if len(results) > 1 else ""
         rising = [c for c in near if any(r.get("rising") and r["accuracy"][c] < 0.99 for r in results)]
-        rows.append([label + seeds] + [percent([r["accuracy"][c] for r in results]) + "↑" * (c in rising) for c in columns])
+        cells = {c: percent([r["accuracy"][c] for r in results]) for c in columns}
+        rows.append([label + seeds, *(cells[c] + "↑" * (c in rising) for c in columns)])
         for op in data.OPERATORS[1:9] if per_operator else ():
-            cells = [[r["per_operator"][c][op] for r in results if op in r["per_operator"][c]] for c in columns]
-            rows.append([f"  {op}", *(percent(v) if v else "" for v in cells)])
+            parts = [[r["per_operator"][c][op] for r in results if op in r["per_operator"][c]] for c in columns]
+            rows.append([f"  {op}", *(percent(v) if v else "" for v in parts)])
     return table([f"{split}, accuracy in %", *columns], rows, markdown)
 
 

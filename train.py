@@ -10,6 +10,7 @@ import argparse
 import concurrent.futures
 import ctypes
 import inspect
+import io
 import itertools
 import json
 import math
@@ -28,7 +29,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import FORMAT, available, in_distribution, module_of, pick_device, predict, rising, score, split_table, table
+from eval import (FORMAT, available, in_distribution, module_of, pick_device, predict, reason, rising, score,
+                  split_table, table)
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -67,7 +69,7 @@ def parse(argv):
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
     group.add_argument("--jobs", type=int, default=1,
-                       help="runs side by side, in a process each; 2 on two cores take less time than one after the other")
+                       help="runs side by side, in a process each: on two cores, 2 are done sooner than one by one")
     group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
                        help="of matrix products; auto is bfloat16 on a GPU that has it")
     args = parser.parse_args(argv)
@@ -124,11 +126,13 @@ def environment():
 # ---- one run ----------------------------------------------------------------------------------------------------
 
 def write(path, content):
-    """Replaces a file in one step, so that it is never half there: text, or an object for torch.save."""
-    temporary = path.with_suffix(".tmp")
+    """Replaces a file in one step, so that it is never half there: text, or an object for torch.save. OSError where
+    that fails, on a full disk for instance: what was there before is there still."""
+    buffer, temporary = io.BytesIO(), path.with_suffix(".tmp")
+    buffer.write(content.encode()) if isinstance(content, str) else torch.save(content, buffer)
     try:
         with open(temporary, "wb") as file:
-            file.write(content.encode()) if isinstance(content, str) else torch.save(content, file)
+            file.write(buffer.getvalue())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -143,13 +147,44 @@ def prepare(config, folder):
         folder.mkdir(parents=True, exist_ok=True)
         return write(path, json.dumps(config | environment(), indent=1))
     try:
-        there = json.loads(path.read_text())
-    except ValueError as error:
+        there = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove {folder} or choose another --out") from error
     other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items()
              if there.get(key) != value]
     if other:
         raise ValueError(f"{folder} holds another run ({'; '.join(other)}): remove it or choose another --out")
+
+
+def hold(folder):
+    """Locks a run's folder for as long as the file returned is open: at most until this process ends, however it
+    ends. ValueError where another process holds it."""
+    file = open(folder / "config.json", "rb+")
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+            file.seek(2 ** 30)  # a byte that nobody reads
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(f"another process is training in {folder}: wait for it, or choose another --out") from error
+    return file
+
+
+def restore(folder, model, optimizers, device):
+    """Loads a run's checkpoint into model and optimizers, and returns what else it holds. ValueError where it is
+    damaged or another model's."""
+    try:
+        state = torch.load(folder / "checkpoint.pt", map_location=device, weights_only=True)
+        model.load_state_dict(state.pop("model"))
+        for optimizer, saved in zip(optimizers, state.pop("optimizer"), strict=True):
+            optimizer.load_state_dict(saved)
+        return state
+    except Exception as error:  # whatever is wrong with the file, it is the file
+        raise ValueError(f"{folder / 'checkpoint.pt'} is damaged or another run's ({reason(error)}): "
+                         f"remove {folder} to begin anew") from error
 
 
 def make_optimizers(model, config):
@@ -188,6 +223,7 @@ def train(config, folder, threads=None, line=0):
         return json.loads((folder / "result.json").read_text())
     if Interrupt.seen:
         raise KeyboardInterrupt
+    lock = hold(folder)
     torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(config["seed"])
     split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
@@ -195,10 +231,7 @@ def train(config, folder, threads=None, line=0):
     optimizers = make_optimizers(model, config)
     state = {"step": 0, "seconds": 0.0, "loss": 0.0, "right": 0, "since": [0, 0.0], "log": []}  # since: the last row
     if (folder / "checkpoint.pt").exists():
-        state = torch.load(folder / "checkpoint.pt", map_location=device, weights_only=True)
-        model.load_state_dict(state.pop("model"))
-        for optimizer, saved in zip(optimizers, state.pop("optimizer")):
-            optimizer.load_state_dict(saved)
+        state = restore(folder, model, optimizers, device)
     bar = tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True, smoothing=0.1,
                desc=f"{split} {config['model']} seed {config['seed']}", position=line, leave=line == 0)
 
@@ -244,7 +277,7 @@ def train(config, folder, threads=None, line=0):
             for i, value in enumerate(losses):
                 if not math.isfinite(value):
                     step = state["step"] - len(losses) + i + 1
-                    raise FloatingPointError(f"the loss is {value} at step {step}; the checkpoint in {folder} is from before")
+                    raise FloatingPointError(f"the loss is {value} at step {step}; the checkpoint in {folder} is older")
                 state["loss"] += value
             state["right"] += int(sum(rights))
             bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
@@ -267,6 +300,7 @@ def train(config, folder, threads=None, line=0):
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps, "trials": steps * size,
                "seconds": state["seconds"], "seed": config["seed"], "device": device}
     write(folder / "result.json", json.dumps(result, indent=1))
+    lock.close()
     return result
 
 
@@ -349,7 +383,7 @@ def main(argv=None):
             print(f"\n{folder}\n{result_table(config['split'], result)}\n")
             if len(results) < len(runs):
                 left = (time.monotonic() - start) / len(results) * (len(runs) - len(results))
-                print(f"{len(results)} of {len(runs)} runs are done; at this pace the others take {left / 60:.0f} minutes.")
+                print(f"{len(results)} of {len(runs)} runs are done; at this pace the rest takes {left / 60:.0f} minutes.")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
     except (ValueError, OSError) as error:

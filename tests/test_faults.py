@@ -1,0 +1,104 @@
+"""What goes wrong with files: one line says what happened, and nothing that was good is lost."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import train
+from test_train import ROOT, TINY, run, same, small_test_sets, start, weights  # noqa: F401
+
+
+def refused(capsys, out, *flags):
+    """The one line with which the program refuses to go on."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(out, *flags)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()
+    assert sum("error:" in line for line in error) == 1
+    return error[-1]
+
+
+def unfinished(out):
+    """A run of which only the result is missing, so that it goes on from its checkpoint."""
+    folder, = run(out)
+    (folder / "result.json").unlink()
+    return folder
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def other_model(path):
+    torch.save(torch.load(path, weights_only=True) | {"model": {"readout.weight": torch.zeros(2)}}, path)
+
+
+def one_optimizer(path):
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"optimizer": state["optimizer"][:1]}, path)
+
+
+@pytest.mark.parametrize("damage", [truncate, other_model, one_optimizer, lambda path: path.write_bytes(b"")])
+def test_a_damaged_or_foreign_checkpoint_is_refused_and_left_alone(tmp_path, capsys, damage):
+    folder = unfinished(tmp_path)
+    damage(folder / "checkpoint.pt")
+    before = (folder / "checkpoint.pt").read_bytes()
+    line = refused(capsys, tmp_path)
+    assert "checkpoint.pt is damaged or another run's" in line and f"remove {folder} to begin anew" in line
+    assert (folder / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_checkpoint_is_data_and_never_code(tmp_path, capsys):
+    """A pickle that would run a command when loaded is refused, and the command is not run."""
+    class Attack:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'hacked'}",)
+
+    folder = unfinished(tmp_path)
+    torch.save({"model": Attack()}, folder / "checkpoint.pt")
+    assert "is damaged" in refused(capsys, tmp_path)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path, capsys):
+    flags = ("--steps", "4000", "--eval-every", "2")
+    process = start(tmp_path, *flags)
+    while not list(tmp_path.rglob("checkpoint.pt")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    assert "another process is training in" in refused(capsys, tmp_path, *flags)
+    process.send_signal(signal.SIGKILL)  # a killed process leaves no lock behind
+    process.communicate()
+    train.hold(next(tmp_path.rglob("checkpoint.pt")).parent).close()
+
+
+@pytest.mark.parametrize("limit", [100, 30_000])
+def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path, limit):
+    """A limit on the size of files stands for the disk: it refuses config.json, or the first checkpoint."""
+    code = (f"import resource, sys, train; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+            "train.LOG_TRIALS = train.TEST_TRIALS = 20; train.main(sys.argv[1:])")
+    process = subprocess.run([sys.executable, "-c", code, *TINY, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+    assert process.stderr.splitlines()[-1].endswith("File too large")
+    assert {p.name for p in tmp_path.rglob("*.*")} == (set() if limit == 100 else {"config.json", "log.csv"})
+    whole, = run(tmp_path)  # with room again, the same command goes on
+    assert same(weights(whole), weights(run(tmp_path / "other")[0]))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert "file" in refused(capsys, tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", json.dumps({"format": 99})])
+def test_an_edited_config_is_refused(tmp_path, capsys, text):
+    folder = unfinished(tmp_path)
+    (folder / "config.json").write_text(text)
+    line = refused(capsys, tmp_path)
+    assert "is damaged" in line or "holds another run (format is " in line
