@@ -382,8 +382,8 @@ def main(argv=None):
             results.append(result | {"rising": rising(folder)})
             print(f"\n{folder}\n{result_table(config['split'], result)}\n")
             if len(results) < len(runs):
-                left = (time.monotonic() - start) / len(results) * (len(runs) - len(results))
-                print(f"{len(results)} of {len(runs)} runs are done; at this pace the rest takes {left / 60:.0f} minutes.")
+                left = (time.monotonic() - start) / len(results) * (len(runs) - len(results)) / 60
+                print(f"{len(results)} of {len(runs)} runs are done; at this pace the rest takes {left:.0f} minutes.")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
     except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
 """What goes wrong with files: one line says what happened, and nothing that was good is lost."""
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,3 +103,42 @@ def test_an_edited_config_is_refused(tmp_path, capsys, text):
     (folder / "config.json").write_text(text)
     line = refused(capsys, tmp_path)
     assert "is damaged" in line or "holds another run (format is " in line
+
+
+KILLED_AGAIN_AND_AGAIN = """
+import os, pathlib, random, signal, sys, time, train
+out, how, *flags = sys.argv[1:]
+train.LOG_TRIALS, train.TEST_TRIALS = 50, 200
+random.seed(0)
+for kills in range(11):  # the eleventh process may end
+    process = os.fork()
+    if process == 0:
+        try:
+            train.main([*flags, "--out", out])
+            os._exit(0)
+        except SystemExit as stop:
+            os._exit(stop.code)
+    while kills < 10 and not list(pathlib.Path(out).rglob("checkpoint.pt")):
+        time.sleep(0.001)
+    if kills < 10:
+        time.sleep(random.uniform(0, 0.3))
+        os.kill(process, int(how))
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("flags", [(), ("--train-size", "24")], ids=["fresh", "fixed"])
+@pytest.mark.parametrize("model", ["sstfmr", "gru", "treetfmr"])
+def test_ten_kills_change_no_bit(tmp_path, model, flags, how):
+    """At random moments, the writing of checkpoints included: there is one after every step."""
+    flags = ("--model", model, "--split", "systematic1", "--steps", "300", "--eval-every", "1", *flags)
+    whole, = run(tmp_path / "whole", *flags)
+    process = subprocess.run([sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, tmp_path / "cut", str(int(how)), *TINY, *flags],
+                             cwd=ROOT, capture_output=True, text=True, check=True)
+    codes = [int(line) for line in process.stdout.splitlines() if re.fullmatch("-?[0-9]+", line)]
+    assert codes == 10 * [130 if how == signal.SIGINT else -9] + [0], process.stderr
+    cut = next((tmp_path / "cut").rglob("result.json")).parent
+    assert same(weights(cut), weights(whole))
+    assert not list(cut.glob("*.tmp"))
