@@ -426,11 +426,15 @@ def evaluate(args):
         if step < config["steps"]:
             config["settings"] += f", step {step:,} of {config['steps']:,}"
         splits.setdefault(split, []).append((config, result | {"rising": rising(folder), "log": log_of(folder)}))
-        for wanted, text in ((args.show, lambda: mistakes(model, split, args.show, device)),
-                             (args.attention, lambda: attention(model, split, device)),
-                             (args.probe, lambda: probe_table(model, split, device, args.markdown))):
-            if wanted:
-                print(f"\n{folder}\n\n{text()}")
+        texts = []
+        if args.show:
+            texts.append(mistakes(model, split, args.show, device))
+        if args.attention:
+            texts.append(attention(model, split, device))
+        if args.probe:
+            texts.append(probe_table(model, split, device, args.markdown))
+        if texts:
+            print("\n\n".join([f"\n{folder}", *texts]))
         if args.rsa:
             config["rsa"] = [alignment(model, split, subset, device, RSA_TRIALS) for subset in ends(split)]
     for split, runs in splits.items():
