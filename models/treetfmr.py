@@ -14,7 +14,8 @@
 It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two
 values is again such a value. What it is given, and the paper's models are not: which token is whose child, and that an
 IfElse is a choice between two branches. What it learns: what every operator means, how to find its objects, and that
-the value of a condition is to be read as a choice. Its ablations (class arguments) say which of this carries it.
+the value of a condition is to be read as a choice. Its ablations (class arguments) say which of this carries it: to
+share the weights; the form of the choice can be learned too.
 
 Differs from the paper: all of it.
 """
