@@ -20,7 +20,7 @@ from pathlib import Path
 import data  # before torch: it says how torch's threads wait
 import torch
 
-FORMAT = 1  # of the run folders
+FORMAT = 2  # of the run folders
 RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 
 
@@ -103,19 +103,28 @@ def reason(error):
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def load(folder, device="cpu"):
-    """The model of a run folder and its configuration, from the folder alone. ValueError where the files are damaged
-    or not of this format."""
+def read(path):
+    """What a JSON file of a run folder holds. ValueError where it is damaged or not of this format."""
     try:
-        config = json.loads((folder / "config.json").read_text())
-        if config["format"] != FORMAT:
-            raise ValueError(f"format {config['format']}, this program reads format {FORMAT}")
+        content = dict(json.loads(path.read_text()))
+        if content["format"] != FORMAT:
+            raise ValueError(f"it is of format {content['format']}, this program reads {FORMAT}")
+        return content
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
+
+
+def load(folder, device="cpu"):
+    """The model of a run folder, its configuration and how many steps it has trained. ValueError where the files are
+    damaged or not of this format."""
+    config = read(folder / "config.json")
+    try:
         model = module_of(config["model"]).Model(**config["model_args"])
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
+        return model.to(device).eval(), config, checkpoint["step"]
     except Exception as error:  # whatever is wrong with the files, it is the files
         raise ValueError(f"{folder} does not hold a readable run: {reason(error)}") from error
-    return model.to(device).eval(), config, checkpoint["step"]
 
 
 @torch.no_grad()
@@ -183,15 +192,19 @@ def ends(split):
     return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
 
 
-def alignment(model, split, subset, device, n):
-    """Representational similarity analysis: the rank correlation, over pairs of trials, of how similar the model's
-    hidden states are with how similar the stimuli, the instructions and the answers are."""
-    trials = test_set(split, subset, n)[0]
-    first, second = torch.triu_indices(n, n, 1)
-    states, *others = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # so that equal ones stay equal
-        hidden(model, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
-    others.append((trials.answer[first] == trials.answer[second]).float())
-    return {name: spearman(states, other) for name, other in zip(("stimulus", "instruction", "answer"), others)}
+def alignment(model, split, device):
+    """Representational similarity analysis (claim 5 of the paper): the rank correlation, over pairs of trials, of how
+    similar the model's hidden states are with how similar stimuli, instructions and answers are; for the test sets
+    of `ends`, "in: stimulus" to "out: answer"."""
+    result, (first, second) = {}, torch.triu_indices(RSA_TRIALS, RSA_TRIALS, 1)
+    for where, subset in zip(("in", "out"), ends(split)):
+        trials = test_set(split, subset, RSA_TRIALS)[0]
+        states, stimuli, instructions = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # ties stay ties
+            hidden(model, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
+        same = (trials.answer[first] == trials.answer[second]).float()
+        for name, other in (("stimulus", stimuli), ("instruction", instructions), ("answer", same)):
+            result[f"{where}: {name}"] = spearman(states, other)
+    return result
 
 
 def constituents(trials, nodes):
@@ -356,23 +369,15 @@ def probe_table(model, split, device, markdown):
     return table([f"{split}, decoded in %", near, far, f"input, {near}", f"input, {far}"], rows, markdown)
 
 
-def rsa_table(runs, markdown):
-    """One row per run: how much its hidden states are organized like stimulus, instruction and answer; and the paper's
-    claim about it: the more like the answer and the less like the stimulus, the better out of distribution."""
-    rows, organized, accuracy = [], [], []
-    for config, result in runs:
-        near, far = ends(config["split"])
-        rows.append([f"{config['split']} {config['model']} ({config['settings']}, seed {config['seed']})",
-                     *(f"{value:.2f}" for part in config["rsa"] for value in part.values()),
-                     percent([result["accuracy"][far]])])
-        organized.append(config["rsa"][1]["answer"] - config["rsa"][1]["stimulus"])
-        accuracy.append(result["accuracy"][far])
-    parts = [f"{where} {part}" for where in ("in:", "out:") for part in runs[0][0]["rsa"][0]]
-    text = table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
-    if len(runs) > 2:
-        text += (f"\n\nRank correlation over {len(runs)} runs of (answer - stimulus, out) with the accuracy out: "
-                 f"{spearman(torch.tensor(organized), torch.tensor(accuracy)):.2f}")
-    return text
+def rsa_table(splits, markdown):
+    """One row per split, model and settings, means over seeds: how much hidden states are organized like stimulus,
+    instruction and answer, in and out of distribution."""
+    rows = [[f"{split} {label}",
+             *(f"{statistics.mean(r['alignment'][part] for r in results):.2f}" for part in results[0]["alignment"]),
+             percent([r["accuracy"][ends(split)[1]] for r in results])]
+            for split, runs in splits.items() for label, results in by_settings(runs).items()]
+    parts = next(iter(splits.values()))[0][1]["alignment"]
+    return table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
 
 
 def mistakes(model, split, n, device):
@@ -419,12 +424,16 @@ def evaluate(args):
     for folder in folders:
         if args.saved and not (folder / "result.json").exists():
             continue
-        model, config, step = load(folder, device)
+        config, result = read(folder / "config.json"), read(folder / "result.json") if args.saved else {}
         split = config["split"]
-        result = json.loads((folder / "result.json").read_text()) if args.saved else score(
-            split, predict(model, split, args.n, device, config["precision"]))
-        if step < config["steps"]:
-            config["settings"] += f", step {step:,} of {config['steps']:,}"
+        if not args.saved or args.show or args.attention or args.probe:
+            model, config, step = load(folder, device)
+        if not args.saved:
+            result = score(split, predict(model, split, args.n, device, config["precision"]))
+            if args.rsa:
+                result["alignment"] = alignment(model, split, device)
+            if step < config["steps"]:
+                config["settings"] += f", step {step:,} of {config['steps']:,}"
         splits.setdefault(split, []).append((config, result | {"rising": rising(folder), "log": log_of(folder)}))
         texts = []
         if args.show:
@@ -435,11 +444,9 @@ def evaluate(args):
             texts.append(probe_table(model, split, device, args.markdown))
         if texts:
             print("\n\n".join([f"\n{folder}", *texts]))
-        if args.rsa:
-            config["rsa"] = [alignment(model, split, subset, device, RSA_TRIALS) for subset in ends(split)]
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
-        for key in ("commit", "device"):
+        for key in ("commit", "device", "precision"):
             values = sorted({str(config[key]) for config, _ in runs})
             if len(values) > 1:
                 print(f"These rows differ in {key}: {', '.join(values)}.")
@@ -447,7 +454,7 @@ def evaluate(args):
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")
     if args.rsa:
-        print("\n" + rsa_table([run for runs in splits.values() for run in runs], args.markdown))
+        print("\n" + rsa_table(splits, args.markdown))
 
 
 if __name__ == "__main__":

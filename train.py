@@ -29,8 +29,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (FORMAT, available, in_distribution, module_of, pick_device, predict, reason, rising, score,
-                  split_table, table)
+from eval import (FORMAT, alignment, available, in_distribution, module_of, pick_device, predict, reason, rising,
+                  score, split_table, table)
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -105,7 +105,7 @@ def configurations(args):
         training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
         chosen = {key: getattr(args, key) for key in training if getattr(args, key) not in (None, "auto")}
         data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=args.train_size)
-        different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k]}
+        different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k] and k != "precision"}
         settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
         yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name,
                "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings), "seed": seed, "model_args": model_args | given,
@@ -297,8 +297,9 @@ def train(config, folder, threads=None, line=0):
                 raise KeyboardInterrupt
             clock = time.monotonic()
     result = score(split, predict(model, split, TEST_TRIALS, device, config["precision"]))
-    result |= {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps, "trials": steps * size,
-               "seconds": state["seconds"], "seed": config["seed"], "device": device}
+    result |= {"format": FORMAT, "parameters": sum(p.numel() for p in model.parameters()), "steps": steps, "trials": steps * size,
+               "seconds": state["seconds"], "seed": config["seed"], "device": device,
+               "alignment": alignment(model, split, device)}
     write(folder / "result.json", json.dumps(result, indent=1))
     lock.close()
     return result

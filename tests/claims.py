@@ -4,17 +4,21 @@
 
 A model counts on a split only where it has learned it: at least 95 % in distribution, the mean over seeds. It is better
 than another one where the difference of their means exceeds its 95 % interval over seeds (Student; at least two seeds).
-A claim is a list of comparisons. It holds if all that can be made agree with it, in part if some do. Claim 5, about
-similarity, is judged by `eval.py --rsa`.
+A claim is a list of comparisons. It holds if all that can be made agree with it, in part if some do. Claim 5 is a rank
+correlation, over the paper's models and the splits, learned or not: how much more hidden states are organized like the
+answer than like the stimulus, with the accuracy out of distribution. It holds where the 95 % interval is above 0, does
+not hold where it is below, and cannot be judged from fewer than six pairs of model and split, or where 0 is inside.
 """
 import argparse
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import eval as evaluation  # noqa: E402
+import torch  # noqa: E402
 
 CROSS, OTHERS = ("crossattn", "perceiver"), ("rnn", "gru", "sstfmr", "dstfmr")
 HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
@@ -67,11 +71,30 @@ def verdict(splits, comparisons, settings):
     return f"{outcome} ({sum(agree)} of {len(agree)})"
 
 
+def claim_5(splits, settings):
+    """The verdict on claim 5, with the correlation and its 95 % interval (Fisher's transformation)."""
+    found = {}  # (split, model) -> (organized like the answer rather than the stimulus, accuracy) of each seed
+    for split, runs in splits.items():
+        for config, result in runs:
+            if config["settings"] == settings and config["model"] in CROSS + OTHERS:
+                align, far = result["alignment"], evaluation.ends(split)[1]
+                found.setdefault((split, config["model"]), []).append(
+                    (align["out: answer"] - align["out: stimulus"], result["accuracy"][far]))
+    if len(found) < 6:
+        return "cannot be judged"
+    x, y = torch.tensor([[statistics.mean(part) for part in zip(*seeds)] for seeds in found.values()]).T
+    r = evaluation.spearman(x, y)
+    low, high = (math.tanh(math.atanh(min(r, 0.999)) + side * 1.96 * 1.03 / (len(found) - 3) ** 0.5) for side in (-1, 1))
+    outcome = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
+    return f"{outcome} ({r:.2f}: {low:.2f} to {high:.2f})"
+
+
 def claims_table(splits, markdown=False):
     """One row per claim, one column for each schedule, at the working sizes and at the paper's."""
     found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
     columns = [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
     rows = [[claim, *(verdict(splits, comparisons, c) for c in columns)] for claim, comparisons in CLAIMS.items()]
+    rows.append(["5 organized like the answer: generalizes better", *(claim_5(splits, c) for c in columns)])
     return evaluation.table(["claim", *columns], rows, markdown)
 
 
