@@ -39,9 +39,11 @@ def test_spearman_by_hand():
 
 @pytest.mark.parametrize("state, organized_like", [(see_stimulus, "stimulus"), (see_answer, "answer")])
 def test_alignment_says_what_hidden_states_are_organized_like(state, organized_like):
-    result = evaluation.alignment(Known(state), "productive", "depth3", "cpu", 200)
-    assert result.pop(organized_like) == pytest.approx(1, abs=1e-3)
-    assert all(abs(other) < 0.5 for other in result.values())
+    result = evaluation.alignment(Known(state), "systematic3", "cpu")
+    assert result.keys() == {f"{where}: {what}" for where in ("in", "out")
+                             for what in ("stimulus", "instruction", "answer")}
+    for part, value in result.items():
+        assert value == pytest.approx(1, abs=1e-3) if organized_like in part else abs(value) < 0.5
 
 
 def test_probe_decodes_what_is_there_and_nothing_else():
@@ -94,9 +96,33 @@ def test_flags_add_what_they_name(runs, capsys, monkeypatch):
     evaluation.main([str(runs), "--saved", "--rsa", "--probe", "--attention"])
     out = capsys.readouterr().out
     assert out.count("decoded in %") == out.count("Attention 1, 1:") == 4
-    assert "in: stimulus" in out and "Rank correlation over 4 runs" in out
+    assert "in: stimulus" in out and "out: answer" in out
     evaluation.main([str(runs), "--saved"])
     assert not any(word in capsys.readouterr().out for word in ("decoded", "Attention", "orrelation"))
+
+
+def test_similarity_is_saved_and_computed_alike(runs, capsys):
+    """From the weights, or from what train.py saved when it ended: the same table."""
+    tables = []
+    for flags in (["--saved"], []):
+        evaluation.main([str(runs / "distractor" / "treetfmr"), "--n", "100", "--rsa", "--device", "cpu", *flags])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and "0." in tables[0].splitlines()[-1]
+
+
+def test_saved_results_need_no_weights_and_must_be_whole(runs, tmp_path, capsys):
+    folder = tmp_path / "seed0"
+    folder.mkdir()
+    for name in ("config.json", "result.json"):
+        (folder / name).write_bytes(next((runs / "distractor" / "treetfmr").rglob(name)).read_bytes())
+    evaluation.main([str(tmp_path), "--saved"])
+    assert "treetfmr" in capsys.readouterr().out
+    whole = (folder / "result.json").read_text()
+    for damage in (whole[:50], "[]", whole.replace(f'"format": {evaluation.FORMAT}', '"format": 1')):
+        (folder / "result.json").write_text(damage)
+        with pytest.raises(SystemExit) as stop:
+            evaluation.main([str(tmp_path), "--saved"])
+        assert stop.value.code == 2 and "result.json is damaged" in capsys.readouterr().err
 
 
 def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
@@ -131,12 +157,13 @@ def test_better_needs_more_than_the_interval_over_seeds():
     assert not claims.better(high, [x + 0.1 for x in low])
 
 
-def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2):
+def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2, like_answer=0.0):
     """Runs of one model, a seed for each accuracy out of distribution."""
     tests = list(data.SPLITS[split])[1:]
     near = evaluation.in_distribution(split)[-1]
     return [({"model": model, "settings": settings, "model_args": {"layers": layers}},
-             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35)})
+             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
+              "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
             for value in accuracies]
 
 
@@ -164,6 +191,19 @@ def test_verdicts_follow_the_rule(claim, splits, expected):
     text = next(text for text in claims.CLAIMS if text.startswith(claim))
     assert claims.verdict(splits, claims.CLAIMS[text], "quick") == expected
     assert expected in claims.claims_table(splits)
+
+
+@pytest.mark.parametrize("sign, expected", [
+    (1, "holds (0.89: 0.23 to 0.99)"), (-1, "does not hold (-0.89: -0.99 to -0.23)"), (0, "cannot be judged")])
+def test_claim_5_is_a_rank_correlation(sign, expected):
+    """Ranks 1 2 3 4 5 6 against 2 1 3 4 6 5 give r = 1 - 6 * 4 / (6 * 35) = 0.886, whose interval is tanh(1.402 - 1.166)
+    = 0.23 to tanh(1.402 + 1.166) = 0.99; five pairs are too few. treetfmr is not the paper's and does not count."""
+    runs = fake("distractor", "treetfmr", [0.1], like_answer=sign)
+    for i, (model, rank) in enumerate(zip(claims.CROSS + claims.OTHERS, (2, 1, 3, 4, 6, 5))):
+        runs += fake("distractor", model, [0.1 * rank] * 2, like_answer=sign * i / 10)
+    if sign == 0:
+        runs = runs[:5]
+    assert claims.claim_5({"distractor": runs}, "quick").startswith(expected)
 
 
 def test_claims_read_the_runs(tmp_path, capsys):
