@@ -265,6 +265,7 @@ def _generate(subset, depth, n, generator):
 # ---- streams of trials ----------------------------------------------------------------------------------------
 
 CHUNK = 10_000  # trials per call of the generator; part of what a stream is
+MAX_SEED = 2 ** 63 - 1  # torch's
 
 
 def _stream(device, *name):
@@ -281,15 +282,26 @@ def _subset(split, subset):
     return SPLITS[split][subset]
 
 
+def _check_numbers(device, **numbers):
+    """ValueError, naming the argument, unless these are integers from the least allowed up, given as (value, least),
+    and the device is there."""
+    for name, (value, least) in numbers.items():
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+    try:
+        torch.Generator(device)
+    except Exception as error:  # torch has one kind for each way to be wrong
+        raise ValueError(f"device must be one that torch has here, not {device!r}") from error
+
+
 def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
     """The first n trials of a set, generated on the CPU: the same on every machine. A set of several depths needs
-    `depth`. Raises ValueError for a split, subset, depth or n that does not exist."""
+    `depth`. Raises ValueError for a split, subset, depth or device that does not exist, and for n below 1."""
     chosen = _subset(split, subset)
     depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
     if depth not in chosen.depths:
         raise ValueError(f"depth of {split}/{subset} must be {' or '.join(map(str, chosen.depths))}, not {depth}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}")
+    _check_numbers(device, n=(n, 1), seed=(seed, 0))
     chunks = [_generate(chosen, depth, CHUNK, _stream("cpu", seed, split, subset, depth, i))
               for i in range(-(-n // CHUNK))]
     return Trials(*(torch.cat(parts)[:n].to(device) for parts in zip(*chunks)))
@@ -298,14 +310,13 @@ def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
 def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
     on (seed, split, i, batch_size) and the kind of device alone. No trial comes twice, unless `train_size` fixes how
-    many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for bad sizes."""
+    many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for a split or
+    device that does not exist and for numbers too small."""
     subset = _subset(split, "train")
+    _check_numbers(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
+    if train_size is not None:  # a batch of each depth
+        _check_numbers(device, train_size=(train_size, batch_size * len(subset.depths)))
     share = None if train_size is None else train_size // len(subset.depths)  # trials of each depth
-    if batch_size < 1 or start < 0:
-        raise ValueError(f"batch_size must be at least 1 and start at least 0, not {batch_size} and {start}")
-    if share is not None and share < batch_size:
-        least = batch_size * len(subset.depths)
-        raise ValueError(f"train_size must be at least {least} (batch_size x depths), not {train_size}")
     return _batches(split, subset, batch_size, seed, start, device, share)
 
 
@@ -373,8 +384,10 @@ def path(instruction, stimulus):
 def solve(instruction, stimulus, distractors=(1, 40)):
     """Answers (n,), and which rules of a well-posed trial hold, bool (n, 4) in the order of RULES. Takes the tokens
     (n, T, 5) and (n, 100, 2) alone. Rule 3 allows the given numbers of distractors, least and most. Raises
-    ValueError where the tensors are no instructions and stimuli."""
+    ValueError where the tensors are no instructions and stimuli, or the numbers no two integers in order."""
     _check(instruction, stimulus)
+    if [type(number) for number in distractors or ()] != [int, int] or distractors[0] > distractors[1]:
+        raise ValueError(f"distractors must be two integers, least and most, not {distractors!r}")
     answer, match = _evaluate(instruction, stimulus)
     operator = instruction[0, :, 0] != IF_ELSE  # leave out the IfElses before comparing selectors in pairs
     s, c = instruction[:, operator, 1::2].flatten(1), instruction[:, operator, 2::2].flatten(1)
@@ -395,16 +408,24 @@ def solve(instruction, stimulus, distractors=(1, 40)):
 
 def _check(instruction, stimulus):
     """ValueError, naming the argument, unless these are tokens of instructions and stimuli."""
-    lengths = [3 * 2 ** level - 2 for level in range(5)]
-    if instruction.dim() != 3 or instruction.shape[1] not in lengths or instruction.shape[2] != 5:
-        raise ValueError(f"instruction must be (n, T, 5) with T one of {lengths}, not {tuple(instruction.shape)}")
+    for name, tokens in (("instruction", instruction), ("stimulus", stimulus)):
+        if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} must be a tensor of int32 or int64, not {getattr(tokens, 'dtype', tokens)}")
+    trees = {3 * 2 ** k - 2: sum(([0] * 2 ** i + [1] * 2 ** i for i in range(k)), []) + [0] * 2 ** k for k in range(5)}
+    if instruction.dim() != 3 or not len(instruction) or instruction.shape[1] not in trees or instruction.shape[2] != 5:
+        raise ValueError(f"instruction must be (n, T, 5) with T one of {list(trees)}, not {tuple(instruction.shape)}")
     if stimulus.shape != (len(instruction), GRID * GRID, 2):
         raise ValueError(f"stimulus must be ({len(instruction)}, {GRID * GRID}, 2), not {tuple(stimulus.shape)}")
+    if stimulus.device != instruction.device:
+        raise ValueError(f"stimulus must be where instruction is, on {instruction.device}, not on {stimulus.device}")
     limits = {"instruction": (instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
               "stimulus": (stimulus, (SHAPES, COLORS))}
     for name, (tokens, most) in limits.items():
-        if tokens.is_floating_point() or ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
+        if ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
             raise ValueError(f"{name} must hold integers from 0 to {most}")
+    inner = torch.tensor(trees[instruction.shape[1]], dtype=torch.bool, device=instruction.device)
+    if ((instruction[:, :, 0] == IF_ELSE) != inner).any() or (instruction[:, :, 0] == 0).any():
+        raise ValueError(f"instruction must have IfElse at {inner.nonzero().flatten().tolist()}, operators elsewhere")
 
 
 # ---- for people -------------------------------------------------------------------------------------------------
@@ -485,6 +506,20 @@ def show(trial):
                       draw(trial.instruction, trial.stimulus), "", f"Answer: {name(int(trial.answer))}"])
 
 
+def between(low, high):
+    """A type for argparse: the numbers from low to high, whole ones unless high is a float."""
+    def convert(text):
+        try:
+            value = type(high)(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            kind = "an integer" if isinstance(high, int) else "a number"
+            raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")
+        return value
+    return convert
+
+
 def bench(device):
     """Prints trials/s of the generator by depth and number of distractors."""
     for depth, distractors in ((1, 5), (1, 40), (3, 5), (5, 5), (7, 5), (9, 5)):
@@ -503,18 +538,19 @@ def main(argv=None):
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--split", choices=SPLITS, default="productive", help="the split to show trials of")
     parser.add_argument("--subset", default="depth3", help="its test set, or train")
-    parser.add_argument("--depth", type=int, help="the depth, where a training set has several")
-    parser.add_argument("--n", type=int, default=3, help="trials to show")
-    parser.add_argument("--seed", type=int, default=0, help="of the stream; every model is tested on seed 0")
+    parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), help="where a training set has several")
+    parser.add_argument("--n", type=between(1, 10 ** 6), default=3, help="trials to show")
+    parser.add_argument("--seed", type=between(0, MAX_SEED), default=0, help="of the stream; models are tested on 0")
     parser.add_argument("--bench", action="store_true", help="print trials/s by depth and distractors instead")
     parser.add_argument("--device", default="cpu", help="where --bench generates")
     args = parser.parse_args(argv)
     try:
-        if args.bench:
-            return bench(args.device)
+        _check_numbers(args.device)
         shown = trials(args.split, args.subset, args.n, seed=args.seed, depth=args.depth)
-    except (ValueError, RuntimeError) as error:
-        parser.error(str(error).splitlines()[0])
+    except ValueError as error:
+        parser.error(str(error))
+    if args.bench:
+        return bench(args.device)
     print("\n\n".join(show(Trials(*trial)) for trial in zip(*shown)))
 
 

@@ -104,11 +104,13 @@ def reason(error):
 
 
 def read(path):
-    """What a JSON file of a run folder holds. ValueError where it is damaged or not of this format."""
+    """What config.json or result.json of a run folder holds. ValueError where it is damaged or not of this format."""
     try:
         content = dict(json.loads(path.read_text()))
         if content["format"] != FORMAT:
             raise ValueError(f"it is of format {content['format']}, this program reads {FORMAT}")
+        if path.name == "config.json" and (content["split"] not in data.SPLITS or content["model"] not in available()):
+            raise ValueError(f"no split {content['split']!r} or no model {content['model']!r}")
         return content
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {reason(error)}") from error
@@ -292,14 +294,18 @@ def table(header, rows, markdown=False):
 def rising(folder):
     """Whether a run was still learning when it ended: its accuracy on training trials rose by more than one point
     between the last two rows of its log."""
-    rows = log_of(folder)
-    return len(rows) > 1 and float(rows[-1]["train"]) > float(rows[-2]["train"]) + 0.01
+    last = log_of(folder)[-2:]
+    return len(last) > 1 and last[1]["train"] > last[0]["train"] + 0.01
 
 
 def log_of(folder):
-    """The rows of a run's log.csv, if there is one yet."""
+    """The rows of a run's log.csv, if there is one yet. ValueError where it is damaged."""
     path = folder / "log.csv"
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [{key: float(row[key]) for key in ("trials", "train")} for row in csv.DictReader(lines)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: {reason(error)}") from error
 
 
 def by_settings(runs):
@@ -349,7 +355,7 @@ def plot(splits, path):
             top.plot(columns, values.mean(0), label=label, **style)
             top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
             for result in results:
-                bottom.plot(*zip(*((int(row["trials"]), float(row["train"])) for row in result["log"])), **style)
+                bottom.plot(*zip(*((row["trials"], row["train"]) for row in result["log"])), **style)
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
         bottom.set(xlabel="training trials", ylabel="accuracy in training", xscale="log", ylim=(0, 1.02))
         top.legend(fontsize="small")
@@ -393,16 +399,17 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Evaluate trained models: one table per split.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("runs", nargs="*", default=["runs"], type=Path, help="run folders, or folders above them")
-    parser.add_argument("--n", type=int, default=10_000, help="trials per test set")
+    parser.add_argument("--n", type=data.between(1, 10 ** 7), default=10_000, help="trials per test set")
     parser.add_argument("--saved", action="store_true", help="print the results saved by train.py instead of new ones")
     parser.add_argument("--per-operator", action="store_true", help="add a line per answering operator")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print N trials that each model got wrong")
+    parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
+                        help="print N trials that each model got wrong")
     parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--probe", action="store_true", help="add what can be decoded linearly from hidden states")
     parser.add_argument("--attention", action="store_true", help="draw where each model looks in one trial")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
     args = parser.parse_args(argv)
     try:
         evaluate(args)
@@ -415,8 +422,6 @@ def main(argv=None):
 def evaluate(args):
     """Does what the arguments of the command line ask for."""
     device = pick_device(args.device)
-    if args.n < 1 or args.show < 0:
-        raise ValueError(f"--n must be at least 1 and --show at least 0, not {args.n} and {args.show}")
     folders = sorted({c.parent for path in args.runs for c in path.rglob("config.json")})
     if not folders:
         raise ValueError(f"no run in {', '.join(map(str, args.runs))}: train one with train.py")

@@ -47,37 +47,36 @@ def parse(argv):
     group = parser.add_argument_group("what to run; several values make several runs")
     group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
     group.add_argument("--split", nargs="+", default=["productive"], help=f"all, or any of {', '.join(data.SPLITS)}")
-    group.add_argument("--seed", nargs="+", type=int, default=[0], help="of the weights and the training trials")
+    group.add_argument("--seed", nargs="+", type=data.between(0, data.MAX_SEED), default=[0],
+                       help="of the weights and the training trials")
     group.add_argument("--out", type=Path, default=Path("runs"), help="where the run folders go")
     group = parser.add_argument_group("the model; a default of None means the model file's own")
-    group.add_argument("--dim", type=int, help="width")
-    group.add_argument("--layers", nargs="+", type=int, help="number of blocks")
-    group.add_argument("--heads", nargs="+", type=int, help="number of attention heads")
+    group.add_argument("--dim", type=data.between(1, 8192), help="width")
+    group.add_argument("--layers", nargs="+", type=data.between(1, 100), help="number of blocks")
+    group.add_argument("--heads", nargs="+", type=data.between(1, 100), help="number of attention heads")
     group.add_argument("--position", help="position code of the instruction: sinusoidal or relative")
     group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
     group = parser.add_argument_group("training")
     group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
                        help="full is for a GPU, quick, where a model file may set its own steps, ends in 5 minutes "
                             "on two cores; auto: full with a GPU")
-    group.add_argument("--steps", type=int, help="batches to train on; None: the schedule's")
-    group.add_argument("--batch-size", type=int, help="trials per batch; None: the schedule's")
-    group.add_argument("--train-size", type=int, help="train on this many trials, again and again; None: all new")
+    group.add_argument("--steps", type=data.between(1, 10 ** 9), help="batches to train on; None: the schedule's")
+    group.add_argument("--batch-size", type=data.between(1, 10 ** 6), help="trials per batch; None: the schedule's")
+    group.add_argument("--train-size", type=data.between(1, 10 ** 9),
+                       help="train on this many trials, again and again; None: all new")
     group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: the model file's, else muon")
-    group.add_argument("--lr", type=float, help=f"peak rate of AdamW, Muon's is {MUON_RATIO} times it; None: "
+    group.add_argument("--lr", type=data.between(1e-30, 1e30),
+                       help=f"peak rate of AdamW, Muon's is {MUON_RATIO} times it; None: "
                        + ", ".join(f"{lr} with {optimizer}" for optimizer, lr in LR.items()))
-    group.add_argument("--eval-every", type=int, help="steps between evaluations; None: a fifth of all steps")
+    group.add_argument("--eval-every", type=data.between(1, 10 ** 9),
+                       help="steps between evaluations; None: a fifth of all steps")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
-    group.add_argument("--jobs", type=int, default=1,
+    group.add_argument("--jobs", type=data.between(1, 100), default=1,
                        help="runs side by side, in a process each: on two cores, 2 are done sooner than one by one")
     group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
                        help="of matrix products; auto is bfloat16 on a GPU that has it")
-    args = parser.parse_args(argv)
-    for flag in ("dim", "steps", "batch_size", "train_size", "eval_every", "lr", "jobs"):
-        value = getattr(args, flag)
-        if value is not None and not 0 < value < math.inf:
-            parser.error(f"--{flag.replace('_', '-')} must be above 0, not {value}")
-    return parser, args
+    return parser, parser.parse_args(argv)
 
 
 def configurations(args):
@@ -87,8 +86,8 @@ def configurations(args):
     auto_precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     names = available() if args.model == ["all"] else args.model
     splits = list(data.SPLITS) if args.split == ["all"] else args.split
-    for split, name, layers, heads, seed in itertools.product(
-            splits, names, args.layers or [None], args.heads or [None], args.seed):
+    values = (dict.fromkeys(v) for v in (splits, names, args.layers or [None], args.heads or [None], args.seed))
+    for split, name, layers, heads, seed in itertools.product(*values):  # a value given twice counts once
         module = module_of(name)
         paper = module.PAPER if args.paper else {}
         defaults = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
@@ -297,9 +296,9 @@ def train(config, folder, threads=None, line=0):
                 raise KeyboardInterrupt
             clock = time.monotonic()
     result = score(split, predict(model, split, TEST_TRIALS, device, config["precision"]))
-    result |= {"format": FORMAT, "parameters": sum(p.numel() for p in model.parameters()), "steps": steps, "trials": steps * size,
-               "seconds": state["seconds"], "seed": config["seed"], "device": device,
-               "alignment": alignment(model, split, device)}
+    result |= {"alignment": alignment(model, split, device), "parameters": sum(p.numel() for p in model.parameters()),
+               "format": FORMAT, "steps": steps, "trials": steps * size, "seconds": state["seconds"],
+               "seed": config["seed"], "device": device}
     write(folder / "result.json", json.dumps(result, indent=1))
     lock.close()
     return result
@@ -389,6 +388,10 @@ def main(argv=None):
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in f"{error!r}":
+            raise
+        parser.error(f"there is not enough memory: try a smaller --batch-size or --dim ({reason(error)})")
     except FloatingPointError as error:
         sys.exit(f"{error}. Try a lower --lr or --precision float32.")
     except KeyboardInterrupt:

@@ -147,9 +147,9 @@ class Model(nn.Module):
 
     def __init__(self, dim=128, layers=1, heads=4, position="sinusoidal", code=64):
         super().__init__()
-        if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError("heads must divide dim, layers be at least 1, position sinusoidal, relative or paper, not "
-                             f"heads={heads}, dim={dim}, layers={layers}, position={position}")
+        if min(heads, layers) < 1 or dim % heads or dim % 2 or position not in ("sinusoidal", "relative", "paper"):
+            raise ValueError("dim must be even, heads divide it, layers at least 1, position sinusoidal, relative "
+                             f"or paper, not dim={dim}, heads={heads}, layers={layers}, position={position}")
         self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=True)
         self.code = nn.Linear(dim, code)
         self.stimulus, self.cells = Embedding(STIMULUS, dim), nn.Parameter(torch.randn(100, dim))

@@ -130,9 +130,9 @@ class Model(nn.Module):
 
     def __init__(self, dim=128, layers=1, heads=1, position="sinusoidal"):
         super().__init__()
-        if dim % heads or layers < 1 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError("heads must divide dim, layers be at least 1, position sinusoidal, relative or paper, not "
-                             f"heads={heads}, dim={dim}, layers={layers}, position={position}")
+        if min(heads, layers) < 1 or dim % heads or dim % 2 or position not in ("sinusoidal", "relative", "paper"):
+            raise ValueError("dim must be even, heads divide it, layers at least 1, position sinusoidal, relative "
+                             f"or paper, not dim={dim}, heads={heads}, layers={layers}, position={position}")
         self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=False)
         self.stimulus = Encoder(STIMULUS, dim, layers, heads, "paper" if position == "paper" else "learned", last=False)
         self.latents = nn.Parameter(torch.randn(10, dim))

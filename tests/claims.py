@@ -10,7 +10,6 @@ answer than like the stimulus, with the accuracy out of distribution. It holds w
 not hold where it is below, and cannot be judged from fewer than six pairs of model and split, or where 0 is inside.
 """
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -103,9 +102,14 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", default=["runs"], type=Path, help="run folders, or folders above them")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     args, splits = parser.parse_args(argv), {}
-    for file in sorted(file for path in args.runs for file in path.rglob("result.json")):
-        config = json.loads((file.parent / "config.json").read_text())
-        splits.setdefault(config["split"], []).append((config, json.loads(file.read_text())))
+    try:
+        for file in sorted(file for path in args.runs for file in path.rglob("result.json")):
+            config = evaluation.read(file.parent / "config.json")
+            splits.setdefault(config["split"], []).append((config, evaluation.read(file)))
+        if not splits:
+            raise ValueError(f"no finished run in {', '.join(map(str, args.runs))}: train one with train.py")
+    except ValueError as error:
+        parser.error(str(error))
     print(claims_table(splits, args.markdown))
 
 

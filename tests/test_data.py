@@ -1,7 +1,6 @@
-"""Can the trials be trusted? Rules of the specification, the oracle that checks them, statistics, leakage, streams.
+"""Can the trials be trusted? Rules of the specification, statistics, leakage, streams.
 
-The oracle, data.solve, is itself checked three times: on trials worked by hand, against a slow solver in plain Python,
-and on trials corrupted so that it has to object. `pytest --slow -s` adds a million trials and prints the figures.
+`pytest --slow -s` adds a million trials and prints the figures. tests/test_oracle.py checks what checks here.
 """
 import functools
 import hashlib
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import data
-from data import Trials, batches, path, solve, trials
+from data import batches, solve, trials
 
 N = 20_000
 EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(1, 10)
@@ -112,135 +111,6 @@ def test_a_million_trials():
         wrong += int((answer != x.answer).sum())
     print(f"\n{n * len(SETS):,} trials of {len(SETS)} sets: {ill_posed} ill-posed, {wrong} answered wrongly")
     assert ill_posed == wrong == 0
-
-
-# ---- the oracle has an oracle -------------------------------------------------------------------------------------
-
-def grid(objects):
-    """{(row, column): (shape, color)} as a stimulus (1, 100, 2)."""
-    return torch.tensor([[objects.get(divmod(cell, 10), (0, 0)) for cell in range(100)]])
-
-
-HAND_WORKED = [  # operator, shape, color, shape 2, color 2; {(row, column): (shape, color)}; answer class
-    ((EXIST, 1, 1, 0, 0), {(0, 0): (1, 1), (5, 5): (2, 1)}, 0),  # the red a is there
-    ((EXIST, 1, 1, 0, 0), {(0, 0): (1, 2), (5, 5): (2, 1)}, 1),  # a green a and a red b are not a red a
-    ((LOCATION, 3, 4, 0, 0), {(3, 7): (3, 4), (7, 3): (4, 3)}, 39),  # 2 + cell 37
-    ((COLOR, 5, 0, 0, 0), {(9, 9): (5, 9), (0, 1): (6, 9)}, 136),  # cyan, the ninth color: 128 + 8
-    ((SHAPE, 0, 10, 0, 0), {(2, 0): (10, 10), (0, 2): (10, 9)}, 111),  # j, the tenth letter: 102 + 9
-]
-SUM, PRODUCT = (SUM_EVEN, SUM_ODD), (PRODUCT_EVEN, PRODUCT_ODD)
-NUMBERS = [  # the sum or product of rows and columns: where it is even, Even answers 0 (True) and Odd answers 1
-    (SUM, (1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, 8),
-    (SUM, (1, 1, 0, 0), {(3, 4): (1, 1), (3, 5): (1, 2)}, 7),
-    (SUM, (1, 1, 2, 2), {(3, 4): (1, 1), (0, 1): (2, 2), (5, 6): (3, 3)}, 8),
-    (SUM, (1, 1, 2, 2), {(3, 4): (1, 1), (2, 2): (2, 2), (5, 5): (3, 3)}, 11),
-    (PRODUCT, (1, 1, 0, 0), {(0, 7): (1, 1), (3, 5): (1, 2)}, 0),
-    (PRODUCT, (1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, 15),
-    (PRODUCT, (1, 1, 2, 2), {(1, 3): (1, 1), (4, 7): (2, 2), (9, 9): (3, 3)}, 84),
-    (PRODUCT, (1, 1, 2, 2), {(3, 5): (1, 1), (7, 9): (2, 2), (9, 8): (3, 3)}, 945),
-]
-# if the red a adds up to an odd number, the color of b, otherwise whether blue c and pink d multiply to an even one
-TREE3 = [(SUM_ODD, 1, 1, 0, 0), (IF_ELSE, 0, 0, 0, 0), (COLOR, 2, 0, 0, 0), (PRODUCT_EVEN, 3, 3, 4, 8)]
-GRID3 = {(3, 5): (1, 1), (0, 0): (2, 6), (3, 3): (3, 3), (2, 5): (4, 8), (6, 6): (5, 4)}  # e: the one distractor
-# if there is a purple f: if red a and green b add up to an even number, where cyan h is, otherwise which color i has
-# otherwise: if white g multiplies to an odd number, which letter is brown, otherwise whether blue c adds up to one
-TREE5 = [(EXIST, 6, 5, 0, 0), (IF_ELSE, 0, 0, 0, 0), (SUM_EVEN, 1, 1, 2, 2), (PRODUCT_ODD, 7, 7, 0, 0),
-         (IF_ELSE, 0, 0, 0, 0), (IF_ELSE, 0, 0, 0, 0),
-         (LOCATION, 8, 9, 0, 0), (COLOR, 9, 0, 0, 0), (SHAPE, 0, 10, 0, 0), (SUM_ODD, 3, 3, 0, 0)]
-GRID5 = {(1, 1): (1, 1), (2, 3): (2, 2), (7, 9): (7, 7), (8, 8): (8, 9), (5, 5): (9, 8), (4, 4): (10, 10),
-         (6, 1): (3, 3), (9, 0): (4, 4), (0, 9): (6, 6)}  # yellow d: distractor; orange f: stands in for the purple f
-HAND_WORKED_TREES = [
-    (TREE3, GRID3, 0),  # 3 + 5 is even: right; 3 * 3 * 2 * 5 is even
-    (TREE3, {**GRID3, (3, 5): (0, 0), (3, 4): (1, 1)}, 133),  # 3 + 4 is odd: left; orange
-    (TREE5, GRID5, 111),  # no purple f: right; 7 * 9 is odd: left; the brown letter is j
-    (TREE5, {**GRID5, (7, 9): (0, 0), (7, 0): (7, 7)}, 0),  # 7 * 0 is even: right, right; 6 + 1 is odd
-    (TREE5, {**GRID5, (0, 9): (6, 5)}, 135),  # purple f: left; 1 + 1 + 2 + 3 is odd: right; the i is pink
-    (TREE5, {**GRID5, (0, 9): (6, 5), (2, 3): (0, 0), (2, 2): (2, 2)}, 90),  # 1 + 1 + 2 + 2 is even: left; cell 88
-]
-
-
-@pytest.mark.parametrize("tokens, objects, answer", [
-    *(([token], objects, answer) for token, objects, answer in HAND_WORKED),
-    *(([(op, *selectors)], objects, (number + odd) % 2) for operators, selectors, objects, number in NUMBERS
-      for odd, op in enumerate(operators)),
-    *HAND_WORKED_TREES])
-def test_hand_worked_trials(tokens, objects, answer):
-    solved, obeys = solve(torch.tensor([tokens]), grid(objects), distractors=(1, 1))
-    assert solved.tolist() == [answer] and obeys.all()
-
-
-@pytest.mark.parametrize("rule, tokens, objects", [
-    (1, {3: (PRODUCT_EVEN, 3, 3, 3, 3)}, {}),  # one operator asks twice for the blue c
-    (1, {3: (PRODUCT_EVEN, 1, 1, 4, 8)}, {}),  # two operators ask for the red a
-    (1, {2: (COLOR, 3, 0, 0, 0)}, {}),  # GetColor asks for the c, which has to be its own
-    (1, {2: (SHAPE, 0, 8, 0, 0)}, {}),  # GetShape asks for what is pink
-    (1, {0: (EXIST, 10, 10, 0, 0), 3: (EXIST, 10, 10, 0, 0)}, {(6, 6): (0, 0)}),  # for a brown j that is not there
-    (2, {}, {(6, 6): (4, 8)}),  # two pink d
-    (2, {}, {(6, 6): (2, 4)}),  # two b, off the answering path
-    (2, {}, {(2, 5): (4, 7)}),  # no pink d
-    (2, {}, {(0, 0): (6, 6)}),  # no b, off the answering path
-    (3, {}, {(6, 6): (0, 0)}),  # no distractor
-    (3, {}, {(8, 8): (5, 5)}),  # two distractors
-    (5, {}, {(6, 6): (5, 0)}),  # half an object
-    (5, {}, {(6, 6): (0, 4)})])
-def test_the_oracle_refuses_on_the_broken_rule_alone(rule, tokens, objects):
-    instruction = torch.tensor([[tokens.get(i, token) for i, token in enumerate(TREE3)]])
-    _, obeys = solve(instruction, grid({**GRID3, **objects}), distractors=(1, 1))
-    assert [r for r, holds in zip(RULES, obeys[0].tolist()) if not holds] == [rule]
-
-
-def contradict(op, instruction, stimulus):
-    """Depth-1 trials of one operator, changed so that another answer is right."""
-    instruction, stimulus = instruction.clone(), stimulus.clone()
-    if op >= SUM_EVEN:
-        instruction[:, :, 0] = {5: 6, 6: 5, 7: 8, 8: 7}[op]  # even for odd, odd for even
-    elif op == EXIST:  # remove the object, or put it in the first cell
-        found = (stimulus == instruction[:, :, 1:3]).all(2)
-        stimulus[found] = 0
-        stimulus[:, 0] = torch.where(found.any(1, True), stimulus[:, 0], instruction[:, 0, 1:3])
-    elif op == LOCATION:
-        stimulus = stimulus.roll(1, 1)  # all objects one cell on
-    else:
-        feature = stimulus[:, :, int(op == COLOR)]
-        feature.copy_(torch.where(feature > 0, feature % 10 + 1, 0))
-    return instruction, stimulus
-
-
-@pytest.mark.parametrize("op", range(EXIST, IF_ELSE), ids=data.OPERATORS[EXIST:IF_ELSE])
-def test_the_oracle_notices_a_generator_that_gets_an_operator_wrong(op):
-    x = sample("distractor", "iid", 1)
-    chosen = x.instruction[:, 0, 0] == op
-    answer, _ = solve(*contradict(op, x.instruction[chosen], x.stimulus[chosen]))
-    assert (answer != x.answer[chosen]).all()
-
-
-def reference(instruction, stimulus):
-    """The answer of one trial in plain Python: down the tree from level to level, one token at a time."""
-    tokens, start, width, index = instruction.tolist(), 0, 1, 0
-    while True:
-        op, *features = tokens[start + index]
-        product, total, found = 1, 0, []
-        for want_shape, want_color in (features[:2], features[2:]):
-            for cell, (shape, color) in enumerate(stimulus.tolist()):
-                if (want_shape or want_color) and want_shape in (0, shape) and want_color in (0, color) and shape:
-                    found.append((cell, shape, color))
-                    product *= (cell // 10) * (cell % 10)
-                    total += cell // 10 + cell % 10
-        truth = {EXIST: bool(found), SUM_EVEN: total % 2 == 0, SUM_ODD: total % 2 == 1,
-                 PRODUCT_EVEN: product % 2 == 0, PRODUCT_ODD: product % 2 == 1}.get(op)
-        if start + width == len(tokens):  # the last level has no IfElses
-            if truth is not None:
-                return 0 if truth else 1
-            cell, shape, color = found[0]
-            return {LOCATION: 2 + cell, SHAPE: 101 + shape, COLOR: 127 + color}[op]
-        start, width, index = start + 2 * width, 2 * width, 2 * index + (0 if truth else 1)
-
-
-@each_set
-def test_the_oracle_agrees_with_a_slow_solver(split, subset, depth):
-    x = Trials(*(part[:200] for part in sample(split, subset, depth)))
-    answer, _ = solve(x.instruction, x.stimulus)
-    assert answer.tolist() == [reference(*trial) for trial in zip(x.instruction, x.stimulus)]
 
 
 # ---- statistics: what is off by more than 4 or 5 standard deviations fails ------------------------------------------
@@ -416,76 +286,3 @@ def test_a_fixed_training_set_is_reshuffled_every_epoch(size, per_epoch):
         epochs = [sum(own[i:i + per_epoch], []) for i in range(0, len(own), per_epoch)]
         assert all(len(set(epoch)) == size * per_epoch and set(epoch) <= fixed for epoch in epochs)
         assert len(set(map(tuple, epochs))) == 3
-
-
-# ---- what is asked wrongly ------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("named, call", [
-    ("split", lambda: trials("distractors", "iid", 1)),
-    ("subset", lambda: trials("productive", "iid", 1)),
-    (r"\bn\b", lambda: trials("productive", "depth1", 0)),
-    ("depth", lambda: trials("productive", "train", 1)),
-    ("depth", lambda: trials("productive", "depth3", 1, depth=5)),
-    ("split", lambda: next(batches("distractors", 1, seed=0))),
-    ("batch_size", lambda: next(batches("productive", 0, seed=0))),
-    ("batch_size", lambda: next(batches("productive", 6, seed=0, train_size=10))),
-    ("train_size", lambda: next(batches("productive", 1, seed=0, train_size=0)))])
-def test_wrong_arguments_are_named(named, call):
-    with pytest.raises(ValueError, match=named):
-        call()
-
-
-@pytest.mark.parametrize("named, change", [(named, change) for named in ("instruction", "stimulus") for change in (
-    lambda x: x[0], lambda x: x[:, :3], lambda x: x[:, :, 1:], lambda x: x.repeat(2, 1, 1), lambda x: x.float(),
-    lambda x: x + 10, lambda x: x - 1)])
-def test_the_oracle_names_what_is_no_trial(named, change):
-    tokens = {"instruction": torch.tensor([TREE3]), "stimulus": grid(GRID3)}
-    tokens[named] = change(tokens[named])
-    for function in (solve, path):
-        with pytest.raises(ValueError, match="instruction|stimulus" if len(tokens[named]) == 2 else named):
-            function(**tokens)
-
-
-# ---- for people -----------------------------------------------------------------------------------------------------
-
-def test_names_trees_and_grids():
-    assert [data.name(a) for a in (0, 1, 39, 102, 137)] == ["True", "False", "row 3, column 7", "a", "brown"]
-    assert data.tree(torch.tensor(TREE3)).split() == ("if SumOdd(red a) then GetColor(b) "
-                                                      "else ProductEven(blue c, pink d)").split()
-    objects = ("purple f", "red a", "green b", "white g", "cyan h", "the i", "brown", "blue c")
-    assert all(text in data.describe(torch.tensor(TREE5)) for text in objects)
-    drawn = data.draw(torch.tensor(TREE3), grid(GRID3)[0], color=False)  # brackets: what the answering path asks for
-    assert drawn.count("[") == 3 and all(text in drawn for text in ("[a:re", "[c:bl", "[d:pi", " b:or", " e:ye"))
-
-
-def test_the_command_line_shows_trials(capsys):
-    data.main(["--split", "productive", "--subset", "depth5", "--n", "2", "--seed", "4"])
-    shown = capsys.readouterr().out
-    assert shown.count("Answer:") == 2 and "\033" not in shown
-    for trial in map(Trials._make, zip(*trials("productive", "depth5", 2, seed=4))):
-        assert data.describe(trial.instruction)[1:] in shown and data.tree(trial.instruction) in shown
-        assert data.draw(trial.instruction, trial.stimulus, color=False) in shown
-        assert f"Answer: {data.name(int(trial.answer))}" in shown
-
-
-@pytest.mark.parametrize("terminal, no_color, colored", [(True, "", True), (True, "1", False), (False, "", False)])
-def test_color_is_for_terminals_that_want_it(terminal, no_color, colored, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    monkeypatch.setenv("NO_COLOR", no_color)
-    data.main(["--n", "1"])
-    assert ("\033[" in capsys.readouterr().out) == colored
-    assert "\033[" in data.draw(torch.tensor(TREE3), grid(GRID3)[0], color=True)
-
-
-@pytest.mark.parametrize("argument, value", [("--subset", "iid"), ("--split", "none"), ("--n", "0"), ("--depth", "9")])
-def test_the_command_line_refuses_in_one_line(argument, value, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        data.main([argument, value])
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert stopped.value.code == 2 and "error:" in message and value in message
-
-
-def test_the_benchmark_prints_six_rates(monkeypatch, capsys):
-    monkeypatch.setattr(data, "CHUNK", 20)
-    data.main(["--bench"])
-    assert capsys.readouterr().out.count("trials/s") == 6

@@ -161,8 +161,9 @@ def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2, like
     """Runs of one model, a seed for each accuracy out of distribution."""
     tests = list(data.SPLITS[split])[1:]
     near = evaluation.in_distribution(split)[-1]
-    return [({"model": model, "settings": settings, "model_args": {"layers": layers}},
-             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
+    return [({"format": evaluation.FORMAT, "split": split, "model": model, "settings": settings,
+              "model_args": {"layers": layers}},
+             {"format": evaluation.FORMAT, "accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
               "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
             for value in accuracies]
 
@@ -210,7 +211,7 @@ def test_claims_read_the_runs(tmp_path, capsys):
     for seed, (config, result) in enumerate(CROSS + fake("distractor", "rnn", [0.5, 0.51])):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config | {"split": "distractor"}))
+        (folder / "config.json").write_text(json.dumps(config))
         (folder / "result.json").write_text(json.dumps(result))
     claims.main([str(tmp_path), "--markdown"])
     lines = capsys.readouterr().out.splitlines()
