@@ -255,6 +255,15 @@ def test_fewer_trials_are_the_first_of_more(split, subset, depth):
         assert rows(trials(split, subset, n, depth=depth)) == many[:n]
 
 
+def test_trials_do_not_depend_on_the_number_of_threads():
+    threads, made = torch.get_num_threads(), []
+    for n in (1, 2, 5):
+        torch.set_num_threads(n)
+        made.append(rows(trials("productive", "depth5", 300)))
+    torch.set_num_threads(threads)
+    assert made[0] == made[1] == made[2]
+
+
 def test_every_name_is_a_stream_of_its_own():
     """The same call gives the same trials; another seed, split or set gives others."""
     names = [("distractor", "train"), ("distractor", "iid"), ("productive", "train"), ("productive", "depth1")]

@@ -1,4 +1,5 @@
 """What goes wrong with files: one line says what happened, and nothing that was good is lost."""
+import errno
 import json
 import os
 import re
@@ -92,9 +93,44 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path, limit):
     assert same(weights(whole), weights(run(tmp_path / "other")[0]))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+def test_a_folder_that_cannot_be_made(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert "file" in refused(capsys, tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    """As if the disk had become read-only, which to root a folder never is."""
+    folder = unfinished(tmp_path)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    def read_only(path, mode="r", **options):
+        if set(mode) & set("wax+"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open(path, mode, **options)
+
+    monkeypatch.setattr(train, "open", read_only, raising=False)
+    assert "Permission denied" in refused(capsys, tmp_path)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_too_little_memory_is_said(tmp_path):
+    """300 MiB above what the program has when it starts."""
+    code = ("import resource, sys, train; kib = int(open('/proc/self/status').read().split('VmSize:')[1].split()[0]); "
+            "limit = (kib + 300_000) * 1024; resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); train.main(sys.argv[1:])")
+    process = subprocess.run([sys.executable, "-c", code, *TINY, "--dim", "2048", "--out", tmp_path], cwd=ROOT,
+                             capture_output=True, text=True)
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+    assert "there is not enough memory: try a smaller --batch-size or --dim" in process.stderr.splitlines()[-1]
+
+
+def test_the_same_command_gives_the_same_files(tmp_path):
+    """But for times, and on a CPU with as many threads: with others, sums are added in another order."""
+    first, second = (run(tmp_path / name, "--split", "productive")[0] for name in ("first", "second"))
+    results = [json.loads((folder / "result.json").read_text()) | {"seconds": 0} for folder in (first, second)]
+    logs = [[line.rsplit(",", 1)[0] for line in (folder / "log.csv").read_text().splitlines()] for folder in (first, second)]
+    assert results[0] == results[1] and logs[0] == logs[1] and len(logs[0]) == 3
+    assert same(weights(first), weights(second))
+    assert (first / "config.json").read_text() == (second / "config.json").read_text()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", json.dumps({"format": 99})])
