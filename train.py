@@ -29,8 +29,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (FORMAT, alignment, available, in_distribution, module_of, pick_device, predict, reason, rising,
-                  score, split_table, table)
+from eval import (FORMAT, alignment, available, in_distribution, module_of, pick_device, predict, read, reason,
+                  rising, score, split_table, table)
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -146,9 +146,9 @@ def prepare(config, folder):
         folder.mkdir(parents=True, exist_ok=True)
         return write(path, json.dumps(config | environment(), indent=1))
     try:
-        there = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove {folder} or choose another --out") from error
+        there = read(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove {folder} or choose another --out") from error
     other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items()
              if there.get(key) != value]
     if other:
@@ -219,7 +219,7 @@ def train(config, folder, threads=None, line=0):
     read. Threads: of the CPU, None for all; line: of the terminal, for the bar. KeyboardInterrupt, with all saved, on
     Ctrl-C; FloatingPointError where the loss is not finite."""
     if (folder / "result.json").exists():
-        return json.loads((folder / "result.json").read_text())
+        return read(folder / "result.json")
     if Interrupt.seen:
         raise KeyboardInterrupt
     lock = hold(folder)
@@ -311,18 +311,17 @@ def rate(step, steps):
 
 # ---- all of them ------------------------------------------------------------------------------------------------
 
-def explain(args, runs):
-    """Prints what will run, and why on this schedule."""
+def explain(args, runs, new):
+    """Prints what will run, and why on this schedule; `new` runs are not finished yet."""
     config = runs[0][0]
     why = "as asked"
     if args.schedule == "auto":
         why = "there is a GPU" if config["schedule"] == "full" else "there is no GPU"
-    left = sum(not (folder / "result.json").exists() for _, folder in runs)
     sizes = {}  # how long, and with batches how large -> the models
     for c, _ in runs:
         sizes.setdefault(f"{c['steps']:,} steps of {c['batch_size']} trials", {})[c["model"]] = None
     text = "; ".join(size + f" ({', '.join(models)})" * (len(sizes) > 1) for size, models in sizes.items())
-    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {left} to do. Schedule {config['schedule']} ({why}): {text}, "
+    print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {new} to do. Schedule {config['schedule']} ({why}): {text}, "
           f"on {config['device']} in {config['precision']}.")
 
 
@@ -376,20 +375,23 @@ def main(argv=None):
                 for c in configurations(args)]
         for config, folder in runs:
             prepare(config, folder)
-        explain(args, runs)
+        new = [not (folder / "result.json").exists() for _, folder in runs]
+        explain(args, runs, sum(new))
         results, start = [], time.monotonic()
         for (config, folder), result in zip(runs, train_all(runs, args.jobs)):
             results.append(result | {"rising": rising(folder)})
             print(f"\n{folder}\n{result_table(config['split'], result)}\n")
-            if len(results) < len(runs):
-                left = (time.monotonic() - start) / len(results) * (len(runs) - len(results)) / 60
-                print(f"{len(results)} of {len(runs)} runs are done; at this pace the rest takes {left:.0f} minutes.")
+            done = sum(new[:len(results)])
+            if 0 < done < sum(new):
+                left = (time.monotonic() - start) / done * (sum(new) - done) / 60
+                print(f"{done} of {sum(new)} runs are done; at this pace the rest takes {left:.0f} minutes.")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in f"{error!r}":
+        killed = isinstance(error, concurrent.futures.BrokenExecutor)  # a job, by the system if memory is short
+        if not killed and "memory" not in repr(error).lower():
             raise
         parser.error(f"there is not enough memory: try a smaller --batch-size or --dim ({reason(error)})")
     except FloatingPointError as error:

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+import eval as evaluation
 import train
 from test_train import ROOT, TINY, run, same, small_test_sets, start, weights  # noqa: F401
 
@@ -65,7 +67,9 @@ def test_a_checkpoint_is_data_and_never_code(tmp_path, capsys):
     folder = unfinished(tmp_path)
     torch.save({"model": Attack()}, folder / "checkpoint.pt")
     assert "is damaged" in refused(capsys, tmp_path)
-    assert not (tmp_path / "hacked").exists()
+    with pytest.raises(SystemExit):
+        evaluation.main([str(tmp_path)])
+    assert "does not hold a readable run" in capsys.readouterr().err and not (tmp_path / "hacked").exists()
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path, capsys):
@@ -123,6 +127,21 @@ def test_too_little_memory_is_said(tmp_path):
     assert "there is not enough memory: try a smaller --batch-size or --dim" in process.stderr.splitlines()[-1]
 
 
+def test_a_killed_job_is_said_and_can_go_on(tmp_path):
+    """What a system does that runs out of memory."""
+    flags = ("--seed", "0", "1", "--steps", "4000", "--eval-every", "2", "--jobs", "2")
+    process = start(tmp_path, *flags)
+    while len(list(tmp_path.rglob("checkpoint.pt"))) < 2:
+        time.sleep(0.01)
+        assert process.poll() is None
+    jobs = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    job = next(int(pid) for pid in jobs if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(job, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "there is not enough memory" in err.splitlines()[-1] and "Traceback" not in err
+    assert not list(tmp_path.rglob("*.tmp")) and len(list(tmp_path.rglob("checkpoint.pt"))) == 2
+
+
 def test_the_same_command_gives_the_same_files(tmp_path):
     """But for times, and on a CPU with as many threads: with others, sums are added in another order."""
     first, second = (run(tmp_path / name, "--split", "productive")[0] for name in ("first", "second"))
@@ -138,7 +157,7 @@ def test_an_edited_config_is_refused(tmp_path, capsys, text):
     folder = unfinished(tmp_path)
     (folder / "config.json").write_text(text)
     line = refused(capsys, tmp_path)
-    assert "is damaged" in line or "holds another run (format is " in line
+    assert "config.json is damaged" in line and f"remove {folder}" in line
 
 
 KILLED_AGAIN_AND_AGAIN = """

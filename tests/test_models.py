@@ -220,6 +220,9 @@ def test_relative_positions_depend_on_distances_alone():
     swapped = BATCH.instruction.clone()
     swapped[:, [2, 3]] = swapped[:, [3, 2]]  # no token sees another one: their order cannot matter
     torch.testing.assert_close(model(swapped, BATCH.stimulus), model(BATCH.instruction, BATCH.stimulus), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        model.relative[:, 9] = 0  # each sees the one before it, too: now it can
+    assert not torch.allclose(model(swapped, BATCH.stimulus), model(BATCH.instruction, BATCH.stimulus), atol=1e-3)
 
 
 def test_classes_of_the_same_name_are_copies():

@@ -3,6 +3,7 @@ import importlib.util
 import itertools
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ import bench
 import claims
 import data
 import eval as evaluation
+import mutants
 import train
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", README, re.M)  # each with the command that printed it
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
 COMMANDS = [line.split("#")[0] for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
 
@@ -31,7 +35,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"]),
                 "eval.py": (evaluation.main, ["--n", "50"]),
                 "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
-                "tests/claims.py": (claims.main, []),
+                "tests/claims.py": (claims.main, []), "tests/mutants.py": (mutants.main, ["--only", "gru"]),
                 "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"])}
     assert len(COMMANDS) > 10
     for command in COMMANDS:
@@ -44,6 +48,31 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
             continue  # tests/test_eval.py sees what it says then
         main(arguments + smaller)
         assert capsys.readouterr().out.strip(), command
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The run folders behind the README's tables, unpacked as the README says."""
+    folder = tmp_path_factory.mktemp("results")
+    shutil.unpack_archive(ROOT / "tests" / "recorded.tar.gz", folder)
+    return folder
+
+
+@pytest.mark.parametrize("program, arguments, table", TABLES, ids=range(len(TABLES)))
+def test_readme_tables_are_printed_from_recorded_runs(recorded, monkeypatch, capsys, program, arguments, table):
+    monkeypatch.chdir(recorded)
+    {"eval.py": evaluation, "tests/claims.py": claims}[program].main(arguments.split())
+    assert table in capsys.readouterr().out
+
+
+def test_every_table_of_results_names_its_command():
+    assert len(TABLES) == len(re.findall(r"^\| (claim|rank correlation|[a-z0-9]+, (accuracy|decoded) in %) ", README, re.M)) > 5
+
+
+def test_every_mutant_has_one_place():
+    for (file, _), changes in mutants.MUTANTS.items():
+        source = (ROOT / file).read_text()
+        assert all(source.count(old) == 1 and old != new for old, new in changes)
 
 
 @pytest.mark.parametrize("program", [train, evaluation, data])
