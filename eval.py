@@ -345,20 +345,23 @@ def plot(splits, path):
         from matplotlib import pyplot
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
-    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=(7 * len(splits), 9), layout="constrained")
+    rows = {split: by_settings(runs) for split, runs in splits.items()}
+    styles = {label: {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i % 3]}
+              for i, label in enumerate(dict.fromkeys(label for found in rows.values() for label in found))}
+    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=(6 * len(splits) + 2, 8), layout="constrained")
+    lines = {}
     for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
         columns = list(runs[0][1]["accuracy"])
-        top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--", label="chance")
-        for i, (label, results) in enumerate(by_settings(runs).items()):
-            style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i % 3]}
+        lines["chance"], = top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--")
+        for label, results in rows[split].items():
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
-            top.plot(columns, values.mean(0), label=label, **style)
-            top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
+            lines[label], = top.plot(columns, values.mean(0), **styles[label])
+            top.fill_between(columns, values.amin(0), values.amax(0), color=styles[label]["color"], alpha=0.2)
             for result in results:
-                bottom.plot(*zip(*((row["trials"], row["train"]) for row in result["log"])), **style)
+                bottom.plot(*zip(*((row["trials"], row["train"]) for row in result["log"])), **styles[label])
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
         bottom.set(xlabel="training trials", ylabel="accuracy in training", xscale="log", ylim=(0, 1.02))
-        top.legend(fontsize="small")
+    figure.legend(lines.values(), lines, loc="outside right upper")
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
