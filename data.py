@@ -411,7 +411,10 @@ def _check(instruction, stimulus):
     for name, tokens in (("instruction", instruction), ("stimulus", stimulus)):
         if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be a tensor of int32 or int64, not {getattr(tokens, 'dtype', tokens)}")
-    trees = {3 * 2 ** k - 2: sum(([0] * 2 ** i + [1] * 2 ** i for i in range(k)), []) + [0] * 2 ** k for k in range(5)}
+    trees, above = {}, []  # number of tokens -> which of them are IfElses
+    for width in (1, 2, 4, 8, 16):
+        trees[len(above) + width] = above + [False] * width
+        above = above + [False] * width + [True] * width
     if instruction.dim() != 3 or not len(instruction) or instruction.shape[1] not in trees or instruction.shape[2] != 5:
         raise ValueError(f"instruction must be (n, T, 5) with T one of {list(trees)}, not {tuple(instruction.shape)}")
     if stimulus.shape != (len(instruction), GRID * GRID, 2):
@@ -423,9 +426,9 @@ def _check(instruction, stimulus):
     for name, (tokens, most) in limits.items():
         if ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
             raise ValueError(f"{name} must hold integers from 0 to {most}")
-    inner = torch.tensor(trees[instruction.shape[1]], dtype=torch.bool, device=instruction.device)
-    if ((instruction[:, :, 0] == IF_ELSE) != inner).any() or (instruction[:, :, 0] == 0).any():
-        raise ValueError(f"instruction must have IfElse at {inner.nonzero().flatten().tolist()}, operators elsewhere")
+    op, if_else = instruction[:, :, 0], torch.tensor(trees[instruction.shape[1]], device=instruction.device)
+    if ((op == IF_ELSE) != if_else).any() or (op == 0).any():
+        raise ValueError(f"instruction must have IfElse at {if_else.nonzero().flatten().tolist()}, operators elsewhere")
 
 
 # ---- for people -------------------------------------------------------------------------------------------------

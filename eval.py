@@ -348,8 +348,8 @@ def plot(splits, path):
     rows = {split: by_settings(runs) for split, runs in splits.items()}
     styles = {label: {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i % 3]}
               for i, label in enumerate(dict.fromkeys(label for found in rows.values() for label in found))}
-    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=(6 * len(splits) + 2, 8), layout="constrained")
-    lines = {}
+    size, lines = (6 * len(splits) + 2, 8), {}
+    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=size, layout="constrained")
     for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
         columns = list(runs[0][1]["accuracy"])
         lines["chance"], = top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--")

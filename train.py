@@ -51,7 +51,7 @@ def parse(argv):
                        help="of the weights and the training trials")
     group.add_argument("--out", type=Path, default=Path("runs"), help="where the run folders go")
     group = parser.add_argument_group("the model; a default of None means the model file's own")
-    group.add_argument("--dim", type=data.between(1, 8192), help="width")
+    group.add_argument("--dim", nargs="+", type=data.between(1, 8192), help="width")
     group.add_argument("--layers", nargs="+", type=data.between(1, 100), help="number of blocks")
     group.add_argument("--heads", nargs="+", type=data.between(1, 100), help="number of attention heads")
     group.add_argument("--position", help="position code of the instruction: sinusoidal or relative")
@@ -62,7 +62,7 @@ def parse(argv):
                             "on two cores; auto: full with a GPU")
     group.add_argument("--steps", type=data.between(1, 10 ** 9), help="batches to train on; None: the schedule's")
     group.add_argument("--batch-size", type=data.between(1, 10 ** 6), help="trials per batch; None: the schedule's")
-    group.add_argument("--train-size", type=data.between(1, 10 ** 9),
+    group.add_argument("--train-size", nargs="+", type=data.between(1, 10 ** 9),
                        help="train on this many trials, again and again; None: all new")
     group.add_argument("--optimizer", choices=["muon", "adamw"], help="None: the model file's, else muon")
     group.add_argument("--lr", type=data.between(1e-30, 1e30),
@@ -86,12 +86,12 @@ def configurations(args):
     auto_precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
     names = available() if args.model == ["all"] else args.model
     splits = list(data.SPLITS) if args.split == ["all"] else args.split
-    values = (dict.fromkeys(v) for v in (splits, names, args.layers or [None], args.heads or [None], args.seed))
-    for split, name, layers, heads, seed in itertools.product(*values):  # a value given twice counts once
+    several = (splits, names, *(v or [None] for v in (args.train_size, args.dim, args.layers, args.heads)), args.seed)
+    for split, name, train_size, dim, layers, heads, seed in itertools.product(*map(dict.fromkeys, several)):
         module = module_of(name)
         paper = module.PAPER if args.paper else {}
         defaults = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
-        given = {"dim": args.dim, "layers": layers, "heads": heads, "position": args.position}
+        given = {"dim": dim, "layers": layers, "heads": heads, "position": args.position}
         given = {key: value for key, value in given.items() if value is not None}
         for key in given.keys() - defaults.keys():
             raise ValueError(f"{name} takes no --{key}")
@@ -102,8 +102,9 @@ def configurations(args):
         training |= own | {key: value for key, value in paper.items() if key in training}
         training["lr"] = LR[args.optimizer or training["optimizer"]]
         training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
-        chosen = {key: getattr(args, key) for key in training if getattr(args, key) not in (None, "auto")}
-        data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=args.train_size)
+        chosen = vars(args) | {"train_size": train_size}
+        chosen = {key: chosen[key] for key in training if chosen[key] not in (None, "auto")}
+        data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=train_size)
         different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k] and k != "precision"}
         settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
         yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name,

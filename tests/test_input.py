@@ -76,9 +76,9 @@ def test_the_other_programs_refuse(capsys, monkeypatch, tmp_path, program, flags
 
 
 GOOD = {"--model": ["rnn", "mlp", "treetfmr"], "--split": ["distractor", "systematic1", "productive"],
-        "--seed": ["0", "3 3", "9223372036854775807"], "--dim": ["2", "12", "15"], "--layers": ["1", "1 2"],
+        "--seed": ["0", "3 3", "9223372036854775807"], "--dim": ["2", "12 16", "15"], "--layers": ["1", "1 2"],
         "--heads": ["1", "2 4"], "--position": ["relative", "paper"], "--schedule": ["quick", "full"],
-        "--batch-size": ["1", "5"], "--train-size": ["5", "10"], "--optimizer": ["adamw", "muon"],
+        "--batch-size": ["1", "5"], "--train-size": ["5", "10 20"], "--optimizer": ["adamw", "muon"],
         "--lr": ["1e-30", "0.5"], "--eval-every": ["1", "1000000000"], "--precision": ["bfloat16", "float32"],
         "--paper": [""]}
 

@@ -31,8 +31,8 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "REPEATS", 1)
     monkeypatch.setattr(evaluation, "PROBE_TRIALS", 60)
     monkeypatch.setattr(evaluation, "RSA_TRIALS", 60)
-    monkeypatch.setattr(train, "available", lambda: ["rnn", "sstfmr"])  # what `--model all` stands for
-    programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"]),
+    monkeypatch.setattr(train, "available", lambda: ["rnn", "treetfmr"])  # what `--model all` stands for
+    programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--jobs", "1"]),
                 "eval.py": (evaluation.main, ["--n", "50"]),
                 "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
                 "tests/claims.py": (claims.main, []), "tests/mutants.py": (mutants.main, ["--only", "gru"]),
@@ -70,6 +70,7 @@ def test_every_table_of_results_names_its_command():
 
 
 def test_every_mutant_has_one_place():
+    assert f"in {sum(map(len, mutants.MUTANTS.values()))} places" in README
     for (file, _), changes in mutants.MUTANTS.items():
         source = (ROOT / file).read_text()
         assert all(source.count(old) == 1 and old != new for old, new in changes)
