@@ -21,6 +21,8 @@ import data  # before torch: it says how torch's threads wait
 import torch
 
 FORMAT = 2  # of the run folders
+KEYS = {"config.json": ("split", "model", "settings", "seed", "steps", "model_args", "precision", "commit", "device"),
+        "result.json": ("accuracy", "interval", "chance", "no_binding", "per_operator", "alignment")}
 RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 
 
@@ -109,6 +111,9 @@ def read(path):
         content = dict(json.loads(path.read_text()))
         if content["format"] != FORMAT:
             raise ValueError(f"it is of format {content['format']}, this program reads {FORMAT}")
+        missing = set(KEYS[path.name]) - content.keys()
+        if missing:
+            raise ValueError(f"{', '.join(missing)} missing")
         if path.name == "config.json" and (content["split"] not in data.SPLITS or content["model"] not in available()):
             raise ValueError(f"no split {content['split']!r} or no model {content['model']!r}")
         return content
@@ -452,6 +457,8 @@ def evaluate(args):
             texts.append(probe_table(model, split, device, args.markdown))
         if texts:
             print("\n\n".join([f"\n{folder}", *texts]))
+    if not splits:
+        raise ValueError(f"no finished run in {', '.join(map(str, args.runs))}: leave out --saved")
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device", "precision"):

@@ -118,11 +118,15 @@ def test_saved_results_need_no_weights_and_must_be_whole(runs, tmp_path, capsys)
     evaluation.main([str(tmp_path), "--saved"])
     assert "treetfmr" in capsys.readouterr().out
     whole = (folder / "result.json").read_text()
-    for damage in (whole[:50], "[]", whole.replace(f'"format": {evaluation.FORMAT}', '"format": 1')):
+    for damage in (whole[:50], "[]", whole.replace("per_operator", "other"), whole.replace(f'"format": {evaluation.FORMAT}', '"format": 1')):
         (folder / "result.json").write_text(damage)
         with pytest.raises(SystemExit) as stop:
             evaluation.main([str(tmp_path), "--saved"])
         assert stop.value.code == 2 and "result.json is damaged" in capsys.readouterr().err
+    (folder / "result.json").unlink()
+    with pytest.raises(SystemExit):
+        evaluation.main([str(tmp_path), "--saved"])
+    assert "no finished run" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
@@ -161,9 +165,9 @@ def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2, like
     """Runs of one model, a seed for each accuracy out of distribution."""
     tests = list(data.SPLITS[split])[1:]
     near = evaluation.in_distribution(split)[-1]
-    return [({"format": evaluation.FORMAT, "split": split, "model": model, "settings": settings,
-              "model_args": {"layers": layers}},
-             {"format": evaluation.FORMAT, "accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
+    empty = [dict.fromkeys(evaluation.KEYS[name]) | {"format": evaluation.FORMAT} for name in ("config.json", "result.json")]
+    return [(empty[0] | {"split": split, "model": model, "settings": settings, "model_args": {"layers": layers}},
+             empty[1] | {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
               "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
             for value in accuracies]
 
