@@ -540,7 +540,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Show gCOG trials, or measure how fast they are generated.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--split", choices=SPLITS, default="productive", help="the split to show trials of")
-    parser.add_argument("--subset", default="depth3", help="its test set, or train")
+    parser.add_argument("--subset", help="its test set, or train; None: the first test set")
     parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), help="where a training set has several")
     parser.add_argument("--n", type=between(1, 10 ** 6), default=3, help="trials to show")
     parser.add_argument("--seed", type=between(0, MAX_SEED), default=0, help="of the stream; models are tested on 0")
@@ -549,7 +549,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         _check_numbers(args.device)
-        shown = trials(args.split, args.subset, args.n, seed=args.seed, depth=args.depth)
+        shown = trials(args.split, args.subset or list(SPLITS[args.split])[1], args.n, seed=args.seed, depth=args.depth)
     except ValueError as error:
         parser.error(str(error))
     if args.bench:

@@ -21,8 +21,10 @@ import data  # before torch: it says how torch's threads wait
 import torch
 
 FORMAT = 2  # of the run folders
-KEYS = {"config.json": ("split", "model", "settings", "seed", "steps", "model_args", "precision", "commit", "device"),
-        "result.json": ("accuracy", "interval", "chance", "no_binding", "per_operator", "alignment")}
+KEYS = {"config.json": {"split": str, "model": str, "settings": str, "seed": int, "steps": int, "model_args": dict,
+                        "precision": str, "commit": str, "device": str},
+        "result.json": {"accuracy": dict, "interval": dict, "chance": dict, "no_binding": dict, "per_operator": dict,
+                        "alignment": dict}}
 RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 
 
@@ -111,13 +113,13 @@ def read(path):
         content = dict(json.loads(path.read_text()))
         if content["format"] != FORMAT:
             raise ValueError(f"it is of format {content['format']}, this program reads {FORMAT}")
-        missing = set(KEYS[path.name]) - content.keys()
-        if missing:
-            raise ValueError(f"{', '.join(missing)} missing")
+        wrong = [key for key, kind in KEYS[path.name].items() if not isinstance(content.get(key), kind)]
+        if wrong:
+            raise ValueError(f"no {', '.join(wrong)} as it should be")
         if path.name == "config.json" and (content["split"] not in data.SPLITS or content["model"] not in available()):
             raise ValueError(f"no split {content['split']!r} or no model {content['model']!r}")
         return content
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {reason(error)}") from error
 
 
@@ -135,11 +137,12 @@ def load(folder, device="cpu"):
 
 
 @torch.no_grad()
-def predict(model, split, n, device, precision="float32"):
-    """The model's answers to the first n trials of each test set of a split: subset -> (n,) on the CPU."""
+def predict(model, split, n, device, precision="float32", first=1):
+    """The model's answers to the first n trials of each test set of a split, from the `first` on: subset -> (n,) on
+    the CPU."""
     model.eval()
     predictions = {}
-    for subset in list(data.SPLITS[split])[1:]:
+    for subset in list(data.SPLITS[split])[first:]:
         made = test_set(split, subset, n)[0]
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             predictions[subset] = torch.cat([model(i.to(device), s.to(device)).argmax(1).cpu() for i, s in
@@ -309,7 +312,7 @@ def log_of(folder):
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         return [{key: float(row[key]) for key in ("trials", "train")} for row in csv.DictReader(lines)]
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {reason(error)}") from error
 
 
@@ -325,8 +328,10 @@ def split_table(split, runs, markdown=False, per_operator=False):
     """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split. An
     arrow marks what was below 99 % in distribution, and still rising, when the run ended."""
     columns, near = list(runs[0][1]["accuracy"]), in_distribution(split)
-    rows = [[name, *(percent([runs[0][1][key][c]]) for c in columns)] for name, key in
-            (("chance", "chance"), ("no binding", "no_binding"))]
+    if any(list(result["accuracy"]) != columns for _, result in runs):
+        raise ValueError(f"runs of {split} were tested on different sets: name one kind of them alone")
+    rows = [[key.replace("_", " "), *(percent([runs[0][1][key][c]]) for c in columns)]
+            for key in ("chance", "no_binding")]
     for label, results in by_settings(runs).items():
         seeds = f", {len(results)} seeds" if len(results) > 1 else ""
         rising = [c for c in near if any(r.get("rising") and r["accuracy"][c] < 0.99 for r in results)]
@@ -351,8 +356,9 @@ def plot(splits, path):
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
     rows = {split: by_settings(runs) for split, runs in splits.items()}
-    styles = {label: {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i % 3]}
-              for i, label in enumerate(dict.fromkeys(label for found in rows.values() for label in found))}
+    labels = dict.fromkeys(label for found in rows.values() for label in found)
+    styles = {label: {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i // 9 % 3]
+                      } for i, label in enumerate(labels)}
     size, lines = (6 * len(splits) + 2, 8), {}
     figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=size, layout="constrained")
     for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
@@ -386,32 +392,31 @@ def probe_table(model, split, device, markdown):
 def rsa_table(splits, markdown):
     """One row per split, model and settings, means over seeds: how much hidden states are organized like stimulus,
     instruction and answer, in and out of distribution."""
-    rows = [[f"{split} {label}",
-             *(f"{statistics.mean(r['alignment'][part] for r in results):.2f}" for part in results[0]["alignment"]),
+    parts = [f"{where}: {what}" for where in ("in", "out") for what in ("stimulus", "instruction", "answer")]
+    rows = [[f"{split} {label}", *(f"{statistics.mean(r['alignment'][part] for r in results):.2f}" for part in parts),
              percent([r["accuracy"][ends(split)[1]] for r in results])]
             for split, runs in splits.items() for label, results in by_settings(runs).items()]
-    parts = next(iter(splits.values()))[0][1]["alignment"]
     return table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
 
 
-def mistakes(model, split, n, device):
-    """The first n trials of the last test set that the model answers wrong, as text."""
-    subset, predicted = list(predict(model, split, 1000, device).items())[-1]
+def mistakes(model, split, n, device, precision):
+    """The first n trials that the model answers wrong, of the first 1,000 of the last test set, as text."""
+    (subset, predicted), = predict(model, split, 1000, device, precision, first=-1).items()
     made = test_set(split, subset, 1000)[0]
     wrong = (predicted != made.answer).nonzero()[:n, 0].tolist()
     return "\n\n".join(data.show(data.Trials(*(x[i] for x in made)))
-                       + f"\nThe model says: {data.name(int(predicted[i]))}" for i in wrong)
+                       + f"\nThe model says: {data.name(int(predicted[i]))}" for i in wrong) or "No mistake in 1,000."
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Evaluate trained models: one table per split.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("runs", nargs="*", default=["runs"], type=Path, help="run folders, or folders above them")
-    parser.add_argument("--n", type=data.between(1, 10 ** 7), default=10_000, help="trials per test set")
+    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
+    parser.add_argument("--n", type=data.between(1, 10 ** 5), default=10_000, help="trials per test set")
     parser.add_argument("--saved", action="store_true", help="print the results saved by train.py instead of new ones")
     parser.add_argument("--per-operator", action="store_true", help="add a line per answering operator")
     parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
-                        help="print N trials that each model got wrong")
+                        help="print N trials that each model got wrong, of 1,000")
     parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--probe", action="store_true", help="add what can be decoded linearly from hidden states")
     parser.add_argument("--attention", action="store_true", help="draw where each model looks in one trial")
@@ -430,13 +435,13 @@ def main(argv=None):
 def evaluate(args):
     """Does what the arguments of the command line ask for."""
     device = pick_device(args.device)
-    folders = sorted({c.parent for path in args.runs for c in path.rglob("config.json")})
+    folders = sorted({c.parent.resolve() for path in args.runs for c in path.rglob("config.json")})
     if not folders:
         raise ValueError(f"no run in {', '.join(map(str, args.runs))}: train one with train.py")
     splits = {}
     for folder in folders:
-        if args.saved and not (folder / "result.json").exists():
-            continue
+        if not (folder / ("result.json" if args.saved else "checkpoint.pt")).exists():
+            continue  # not finished, or not begun
         config, result = read(folder / "config.json"), read(folder / "result.json") if args.saved else {}
         split = config["split"]
         if not args.saved or args.show or args.attention or args.probe:
@@ -450,7 +455,7 @@ def evaluate(args):
         splits.setdefault(split, []).append((config, result | {"rising": rising(folder), "log": log_of(folder)}))
         texts = []
         if args.show:
-            texts.append(mistakes(model, split, args.show, device))
+            texts.append(mistakes(model, split, args.show, device, config["precision"]))
         if args.attention:
             texts.append(attention(model, split, device))
         if args.probe:
@@ -458,7 +463,8 @@ def evaluate(args):
         if texts:
             print("\n\n".join([f"\n{folder}", *texts]))
     if not splits:
-        raise ValueError(f"no finished run in {', '.join(map(str, args.runs))}: leave out --saved")
+        file = "result.json: leave out --saved" if args.saved else "checkpoint.pt"
+        raise ValueError(f"no run in {', '.join(map(str, args.runs))} has a {file}")
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device", "precision"):

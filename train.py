@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,8 @@ def configurations(args):
         chosen = vars(args) | {"train_size": train_size}
         chosen = {key: chosen[key] for key in training if chosen[key] not in (None, "auto")}
         data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=train_size)
+        if not in_distribution(split):
+            raise ValueError(f"split {split} needs a test set drawn like its training trials")
         different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k] and k != "precision"}
         settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
         yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name,
@@ -115,12 +118,12 @@ def configurations(args):
 def environment():
     """Where a run was made: written down, but not a part of what it is."""
     here, commit = Path(__file__).parent, ""
-    if (here / ".git").exists():
+    if (here / ".git").exists() and shutil.which("git"):
         git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
         commit = git.stdout.strip()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {"commit": commit, "python": platform.python_version(), "torch": torch.__version__, "gpu": gpu,
-            "machine": platform.platform(), "threads": torch.get_num_threads()}
+            "machine": platform.platform()}
 
 
 # ---- one run ----------------------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ def train(config, folder, threads=None, line=0):
             pending.append(torch.stack([loss.detach(), (logits.argmax(1) == batch.answer).sum()]))
 
             evaluate = state["step"] % config["eval_every"] == 0 or state["step"] == steps
-            if not (len(pending) == 20 or evaluate or interrupt.seen):
+            if not (len(pending) == 20 or evaluate or interrupt.seen or time.monotonic() - saved > 60):
                 continue  # reading a number waits for the GPU: not at every step
             losses, rights = torch.stack(pending).T.tolist()
             for i, value in enumerate(losses):
@@ -299,7 +302,7 @@ def train(config, folder, threads=None, line=0):
     result = score(split, predict(model, split, TEST_TRIALS, device, config["precision"]))
     result |= {"alignment": alignment(model, split, device), "parameters": sum(p.numel() for p in model.parameters()),
                "format": FORMAT, "steps": steps, "trials": steps * size, "seconds": state["seconds"],
-               "seed": config["seed"], "device": device}
+               "seed": config["seed"], "device": device, "threads": torch.get_num_threads()}
     write(folder / "result.json", json.dumps(result, indent=1))
     lock.close()
     return result
@@ -317,13 +320,13 @@ def explain(args, runs, new):
     config = runs[0][0]
     why = "as asked"
     if args.schedule == "auto":
-        why = "there is a GPU" if config["schedule"] == "full" else "there is no GPU"
+        why = f"on {config['device']}"
     sizes = {}  # how long, and with batches how large -> the models
     for c, _ in runs:
         sizes.setdefault(f"{c['steps']:,} steps of {c['batch_size']} trials", {})[c["model"]] = None
     text = "; ".join(size + f" ({', '.join(models)})" * (len(sizes) > 1) for size, models in sizes.items())
     print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {new} to do. Schedule {config['schedule']} ({why}): {text}, "
-          f"on {config['device']} in {config['precision']}.")
+          f"in {config['precision']}.")
 
 
 def in_worker(lock):
@@ -368,7 +371,8 @@ def keep_freed_memory():
         ctypes.CDLL(None).mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD: never give them back
 
 
-def main(argv=None):
+def main(argv=None, configurations=configurations):
+    """Trains what the command line asks for; `configurations` makes the runs of its arguments."""
     parser, args = parse(argv)
     keep_freed_memory()
     try:
@@ -379,7 +383,7 @@ def main(argv=None):
         new = [not (folder / "result.json").exists() for _, folder in runs]
         explain(args, runs, sum(new))
         results, start = [], time.monotonic()
-        for (config, folder), result in zip(runs, train_all(runs, args.jobs)):
+        for (config, folder), result in zip(runs, train_all(runs, min(args.jobs, sum(new) or 1))):
             results.append(result | {"rising": rising(folder)})
             print(f"\n{folder}\n{result_table(config['split'], result)}\n")
             done = sum(new[:len(results)])
@@ -398,7 +402,7 @@ def main(argv=None):
     except FloatingPointError as error:
         sys.exit(f"{error}. Try a lower --lr or --precision float32.")
     except KeyboardInterrupt:
-        print("\nStopped; all is saved. The same command goes on from here.")
+        print("\nStopped. The same command goes on from the last checkpoint.")
         sys.exit(130)
 
 

@@ -206,7 +206,7 @@ class MLP(nn.Module):
         return self.model.readout(self.model.norm(x))
 
 
-REPEATS = 5
+BATCH, REPEATS = 128, 5
 BASELINES = {"sstfmr": SSTfmr, "dstfmr": DSTfmr, "crossattn": CrossAttn, "perceiver": Perceiver, "rnn": functools.partial(Recurrent, layer=nn.RNN),
              "gru": functools.partial(Recurrent, layer=nn.GRU), "mlp": MLP}
 
@@ -230,8 +230,8 @@ def seconds_per_step(models, batch):
 def main(argv=None):
     train.keep_freed_memory()
     device = evaluation.pick_device("auto")
-    batch = data.trials("distractor", "iid", 128, device=device)
-    print(f"A training step, batch 128, float32, {device}, {torch.get_num_threads()} threads:")
+    batch = data.trials("distractor", "iid", BATCH, device=device)
+    print(f"A training step, batch {BATCH}, float32, {device}, {torch.get_num_threads()} threads:")
     for name, baseline in BASELINES.items():
         module = evaluation.module_of(name)
         model = module.Model(**{k: v for k, v in module.PAPER.items() if k != "optimizer"}).to(device)

@@ -46,8 +46,9 @@ def cell(runs, split, test, name, settings):
     distribution is below 95 %."""
     model, _, layers = name.partition("[")
     near = evaluation.in_distribution(split)[-1]
+    layers = layers.rstrip("]")
     found = [result for config, result in runs if config["model"] == model and (
-        config["settings"].split("-layers")[0] == settings and config["model_args"]["layers"] == int(layers[:-1])
+        config["settings"] in (settings, f"{settings}-layers{layers}") and config["model_args"]["layers"] == int(layers)
         if layers else config["settings"] == settings)]
     learned = found and statistics.mean(r["accuracy"][near] for r in found) >= 0.95
     return [r["accuracy"][test] for r in found] if learned else []
@@ -83,7 +84,8 @@ def claim_5(splits, settings):
         return "cannot be judged"
     x, y = torch.tensor([[statistics.mean(part) for part in zip(*seeds)] for seeds in found.values()]).T
     r = evaluation.spearman(x, y)
-    low, high = (math.tanh(math.atanh(min(r, 0.999)) + side * 1.96 * 1.03 / (len(found) - 3) ** 0.5) for side in (-1, 1))
+    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(found) - 3) ** 0.5
+    low, high = math.tanh(center - half), math.tanh(center + half)
     outcome = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
     return f"{outcome} ({r:.2f}: {low:.2f} to {high:.2f})"
 
@@ -99,11 +101,11 @@ def claims_table(splits, markdown=False):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="*", default=["runs"], type=Path, help="run folders, or folders above them")
+    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     args, splits = parser.parse_args(argv), {}
     try:
-        for file in sorted(file for path in args.runs for file in path.rglob("result.json")):
+        for file in sorted({file.resolve() for path in args.runs for file in path.rglob("result.json")}):
             config = evaluation.read(file.parent / "config.json")
             splits.setdefault(config["split"], []).append((config, evaluation.read(file)))
         if not splits:

@@ -115,6 +115,8 @@ def main(argv=None):
     parser.add_argument("--only", default="", help="only the mutants of files whose names contain this")
     only, alive, number = parser.parse_args(argv).only, 0, 0
     for (file, tests), changes in MUTANTS.items():
+        if only in file and caught_by(file, tests, "", ""):
+            sys.exit(f"the tests {tests} fail without a mutant: mend them first")
         for old, new in changes if only in file else ():
             test, number = caught_by(file, tests, old, new), number + 1
             alive += test is None

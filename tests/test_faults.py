@@ -14,18 +14,12 @@ import torch
 
 import eval as evaluation
 import train
+from test_input import refusal
 from test_train import ROOT, TINY, run, same, small_test_sets, start, weights  # noqa: F401
 
 
 def refused(capsys, out, *flags):
-    """The one line with which the program refuses to go on."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(out, *flags)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.splitlines()
-    assert sum("error:" in line for line in error) == 1
-    return error[-1]
+    return refusal(capsys, train, [*TINY, *flags, "--out", out])
 
 
 def unfinished(out):

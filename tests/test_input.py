@@ -60,14 +60,15 @@ def test_training_refuses_and_leaves_nothing(tmp_path, capsys, flags, says):
 
 
 @pytest.mark.parametrize("program, flags, says", [
-    (evaluation, "--n 0", "must be an integer from 1 to 10000000"), (evaluation, "--n x", "must be an integer"),
+    (evaluation, "--n 0", "must be an integer from 1 to 100000"), (evaluation, "--n x", "must be an integer"),
     (evaluation, "--show -1", "must be an integer from 0 to 1000"), (evaluation, "--device tpu", "choose from"),
     (evaluation, "nowhere", "no run in nowhere: train one with train.py"), (evaluation, "--plot", "expected one"),
+    (evaluation, "", "no run in runs: train one"), (claims, "", "no finished run in runs: train one"),
     (claims, "nowhere", "no finished run in nowhere: train one with train.py"),
     (data, "--subset iid", "split productive has no subset 'iid'; it has train, depth1"),
     (data, "--split none", "choose from"), (data, "--n 0", "must be an integer from 1 to 1000000"),
     (data, "--seed -1", "must be an integer from 0 to"), (data, "--depth 4", "choose from"),
-    (data, "--depth 9", "depth of productive/depth3 must be 3, not 9"), (data, "--device tpu", "device must be one that"),
+    (data, "--subset depth3 --depth 9", "depth of productive/depth3 must be 3, not 9"), (data, "--device tpu", "device must be one that"),
     (data, "--subset train", "depth of productive/train must be 1 or 3, not None"),
     (data, "--bench --device meta", "device must be one that torch has here, not 'meta'")])
 def test_the_other_programs_refuse(capsys, monkeypatch, tmp_path, program, flags, says):

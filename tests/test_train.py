@@ -149,7 +149,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, how, flags):
     process.send_signal(how)
     out, _ = process.communicate()
     assert process.returncode == (130 if how == signal.SIGINT else -9)
-    assert how == signal.SIGKILL or "goes on from here" in out
+    assert how == signal.SIGKILL or "goes on from the last checkpoint" in out
     step = torch.load(next((tmp_path / "cut").rglob("checkpoint.pt")), weights_only=True)["step"]
     assert 0 < step < 20
     cut, = run(tmp_path / "cut", *flags)
@@ -180,7 +180,7 @@ def test_ctrl_c_saves_all_jobs(tmp_path):
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "goes on from here" in out and "Traceback" not in err
+    assert process.returncode == 130 and "goes on from the last checkpoint" in out and "Traceback" not in err
     assert len(list(tmp_path.rglob("checkpoint.pt"))) == 2 and not list(tmp_path.rglob("result.json"))
 
 
