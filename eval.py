@@ -356,9 +356,10 @@ def plot(splits, path):
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
     rows = {split: by_settings(runs) for split, runs in splits.items()}
-    labels = dict.fromkeys(label for found in rows.values() for label in found)
-    styles = {label: {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": ("-", "-.", ":")[i // 9 % 3]
-                      } for i, label in enumerate(labels)}
+    labels, styles = dict.fromkeys(label for found in rows.values() for label in found), {}
+    for i, label in enumerate(labels):
+        line = ("-", "-.", ":")[i // 9 % 3]
+        styles[label] = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": line}
     size, lines = (6 * len(splits) + 2, 8), {}
     figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=size, layout="constrained")
     for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
@@ -445,6 +446,8 @@ def evaluate(args):
         config, result = read(folder / "config.json"), read(folder / "result.json") if args.saved else {}
         split = config["split"]
         if not args.saved or args.show or args.attention or args.probe:
+            if not (folder / "checkpoint.pt").exists():
+                raise ValueError(f"{folder} has no checkpoint.pt, which --show, --attention and --probe need")
             model, config, step = load(folder, device)
         if not args.saved:
             result = score(split, predict(model, split, args.n, device, config["precision"]))

@@ -137,8 +137,7 @@ def start(out, *flags, **options):
                             stderr=subprocess.PIPE, text=True, **options)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("flags", [(), ("--train-size", "24")])
+@pytest.mark.parametrize("how, flags", [(signal.SIGKILL, ()), (signal.SIGINT, ("--train-size", "24"))])
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, how, flags):
     flags = ("--steps", "20", "--eval-every", "2", *flags)
     whole, = run(tmp_path / "whole", *flags)
