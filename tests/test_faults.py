@@ -159,6 +159,7 @@ import os, pathlib, random, signal, sys, time, train
 out, how, *flags = sys.argv[1:]
 train.LOG_TRIALS, train.TEST_TRIALS = 50, 200
 random.seed(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
 for kills in range(11):  # the eleventh process may end
     process = os.fork()
     if process == 0:
