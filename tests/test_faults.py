@@ -121,6 +121,7 @@ def test_too_little_memory_is_said(tmp_path):
     assert "there is not enough memory: try a smaller --batch-size or --dim" in process.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_said_and_can_go_on(tmp_path):
     """What a system does that runs out of memory."""
     flags = ("--seed", "0", "1", "--steps", "4000", "--eval-every", "2", "--jobs", "2")

@@ -33,11 +33,11 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "PROBE_TRIALS", 60)
     monkeypatch.setattr(evaluation, "RSA_TRIALS", 60)
     monkeypatch.setattr(train, "available", lambda: ["rnn", "treetfmr"])  # what `--model all` stands for
-    programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--jobs", "1"]),
+    programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--jobs", "1", "--seed", "0"]),
                 "eval.py": (evaluation.main, ["--n", "50"]),
                 "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
                 "tests/claims.py": (claims.main, []), "tests/mutants.py": (mutants.main, ["--only", "gru"]),
-                "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu"])}
+                "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"])}
     assert len(COMMANDS) > 10
     for command in COMMANDS:
         program, *arguments = shlex.split(command)[1:]
