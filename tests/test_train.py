@@ -171,6 +171,7 @@ def test_jobs_side_by_side_give_the_same_bits(tmp_path, capsys):
     assert len(together) == 2 and all(same(weights(a), weights(b)) for a, b in zip(alone, together, strict=True))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_all_jobs(tmp_path):
     flags = ("--seed", "0", "1", "2", "--steps", "4000", "--eval-every", "2", "--jobs", "2")
     process = start(tmp_path, *flags, start_new_session=True)
