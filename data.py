@@ -451,24 +451,28 @@ def _phrase(token, leaf):
     return "say whether " * leaf + condition
 
 
+def _node(instruction, level, index):
+    """The token of the operator at this place of a level, and whether that level is the last."""
+    start, width = 2 ** (level + 1) - 2, 2 ** level
+    return instruction[start + index].tolist(), start + width == len(instruction)
+
+
 def describe(instruction, level=0, index=0):
     """An instruction (T, 5) in English. Level and index name the subtree to begin with."""
-    start, last = 2 ** (level + 1) - 2, 2 ** (level + 1) + 2 ** level - 2 == len(instruction)
-    phrase = _phrase(instruction[start + index].tolist(), last)
-    if last:
-        return phrase
+    token, leaf = _node(instruction, level, index)
+    if leaf:
+        return _phrase(token, leaf)
     left, right = (describe(instruction, level + 1, 2 * index + i) for i in (0, 1))
-    inner = f"if {phrase}, then {left}, otherwise {right}"
+    inner = f"if {_phrase(token, leaf)}, then {left}, otherwise {right}"
     return f"({inner})" if level else inner
 
 
 def tree(instruction, level=0, index=0, indent=""):
     """An instruction (T, 5) as an indented tree, one operator a line."""
-    start, last = 2 ** (level + 1) - 2, 2 ** (level + 1) + 2 ** level - 2 == len(instruction)
-    op, *features = instruction[start + index].tolist()
+    (op, *features), leaf = _node(instruction, level, index)
     objects = ", ".join(_object(*f) for f in (features[:2], features[2:]) if any(f))
-    lines = f"{'' if last else 'if '}{OPERATORS[op]}({objects})"
-    for i, word in enumerate(() if last else ("then", "else")):
+    lines = f"{'' if leaf else 'if '}{OPERATORS[op]}({objects})"
+    for i, word in enumerate(() if leaf else ("then", "else")):
         lines += f"\n{indent}  {word} " + tree(instruction, level + 1, 2 * index + i, indent + "  ")
     return lines
 
