@@ -202,7 +202,8 @@ def make_optimizers(model, config):
 
 
 class Interrupt:
-    """Turns the first Ctrl-C into a flag, so that no step is cut in two; the second one stops at once."""
+    """What Ctrl-C does: it stops at once, but inside a `with Interrupt()` the first one only becomes a flag, so that no
+    step is cut in two."""
     seen = False
 
     def __enter__(self):
@@ -212,7 +213,12 @@ class Interrupt:
     @classmethod
     def note(cls, *_):
         cls.seen = True  # of the whole process: no further run begins in it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, cls.stop)
+
+    @classmethod
+    def stop(cls, *_):
+        cls.seen = True  # remembered, since Python drops what is raised inside a destructor or a callback
+        raise KeyboardInterrupt
 
     def __exit__(self, *_):
         signal.signal(signal.SIGINT, self.before)
@@ -226,8 +232,13 @@ def train(config, folder, threads=None, line=0):
         return read(folder / "result.json")
     if Interrupt.seen:
         raise KeyboardInterrupt
-    lock = hold(folder)
     torch.set_num_threads(threads or torch.get_num_threads())
+    with hold(folder):
+        return fit(config, folder, line)
+
+
+def fit(config, folder, line):
+    """What `train` does, in a folder that is held."""
     torch.manual_seed(config["seed"])
     split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
     model = module_of(config["model"]).Model(**config["model_args"]).to(device)
@@ -304,7 +315,6 @@ def train(config, folder, threads=None, line=0):
                "format": FORMAT, "steps": steps, "trials": steps * size, "seconds": state["seconds"],
                "seed": config["seed"], "device": device, "threads": torch.get_num_threads()}
     write(folder / "result.json", json.dumps(result, indent=1))
-    lock.close()
     return result
 
 
@@ -373,9 +383,10 @@ def keep_freed_memory():
 
 def main(argv=None, configurations=configurations):
     """Trains what the command line asks for; `configurations` makes the runs of its arguments."""
-    parser, args = parse(argv)
-    keep_freed_memory()
+    before, Interrupt.seen = signal.signal(signal.SIGINT, Interrupt.stop), False
     try:
+        parser, args = parse(argv)
+        keep_freed_memory()
         runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}")
                 for c in configurations(args)]
         for config, folder in runs:
@@ -404,6 +415,8 @@ def main(argv=None, configurations=configurations):
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on from the last checkpoint.")
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

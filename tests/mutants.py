@@ -68,11 +68,12 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("fit, near = near[:n // 2], near[n // 2:]", "fit, near = near[:n // 2], near[:n // 2]"),
         ('last[1]["train"] > last[0]["train"] + 0.01', 'last[1]["train"] > last[0]["train"]')],
-    ("train.py", "tests/test_train.py tests/test_faults.py -k bits or folder or refused or code or disk or finite"): [
+    ("train.py", "tests/test_train.py tests/test_faults.py -k bits or folder or refused or code or disk or finite or drops"): [
         ('seed=config["seed"], start=state["step"]', 'seed=config["seed"], start=0'),
         ('rate(state["step"], steps)', "rate(first, steps)"),
         ("optimizer.load_state_dict(saved)", "pass"),
-        ("lock = hold(folder)", "lock = open(folder / 'config.json')"),
+        ("with hold(folder):", "with open(folder / 'config.json'):"),
+        ("cls.seen = True  # remembered", "cls.seen = False  # remembered"),
         ("temporary.unlink(missing_ok=True)", "pass"),
         ("map_location=device, weights_only=True", "map_location=device, weights_only=False"),
         ("if not math.isfinite(value):", "if False:")],

@@ -160,10 +160,12 @@ import os, pathlib, random, signal, sys, time, train
 out, how, *flags = sys.argv[1:]
 train.LOG_TRIALS, train.TEST_TRIALS = 50, 200
 random.seed(0)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until a new process is ready for it
 for kills in range(11):  # the eleventh process may end
     process = os.fork()
     if process == 0:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # before train.main takes it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         try:
             train.main([*flags, "--out", out])
             os._exit(0)

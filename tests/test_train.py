@@ -1,4 +1,5 @@
 """Training and evaluation from the command line: every flag, every file, going on after an interruption."""
+import contextlib
 import json
 import os
 import re
@@ -169,6 +170,27 @@ def test_jobs_side_by_side_give_the_same_bits(tmp_path, capsys):
     together = run(tmp_path / "together", *flags, "--jobs", "2")
     assert "1 of 2 runs are done" in capsys.readouterr().out
     assert len(together) == 2 and all(same(weights(a), weights(b)) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("where", ["prepare", "make_optimizers", "predict"])
+def test_a_ctrl_c_that_python_drops_is_remembered(tmp_path, capsys, monkeypatch, where):
+    """Inside a destructor, a KeyboardInterrupt is only printed: here before a run, as it begins, and at an evaluation."""
+    original = getattr(train, where)
+
+    def interrupted(*args):
+        monkeypatch.setattr(train, where, original)  # once
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return original(*args)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(train, where, interrupted)
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path)
+    assert stop.value.code == 130 and "goes on from the last checkpoint" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("result.json")) and signal.getsignal(signal.SIGINT) is before
+    run(tmp_path)
+    assert list(tmp_path.rglob("result.json"))
 
 
 @pytest.mark.slow
