@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import itertools
 import os
+import signal
 import sys
 import time
 from typing import NamedTuple
@@ -554,12 +555,17 @@ def main(argv=None):
     try:
         _check_numbers(args.device)
         shown = trials(args.split, args.subset or list(SPLITS[args.split])[1], args.n, seed=args.seed, depth=args.depth)
+        if args.bench:
+            return bench(args.device)
+        for i, trial in enumerate(zip(*shown)):
+            print("\n" * (i > 0) + show(Trials(*trial)))
     except ValueError as error:
         parser.error(str(error))
-    if args.bench:
-        return bench(args.device)
-    print("\n\n".join(show(Trials(*trial)) for trial in zip(*shown)))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the program without a word
     main()

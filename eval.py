@@ -13,6 +13,7 @@ import csv
 import functools
 import importlib
 import json
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -482,4 +483,6 @@ def evaluate(args):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the program without a word
     main()

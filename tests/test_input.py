@@ -1,5 +1,9 @@
 """What is asked wrongly, from the command line and from Python: one clear line, exit code 2, and nothing is left."""
+import os
 import random
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ import data
 import eval as evaluation
 import train
 from test_oracle import GRID3, TREE3, grid
-from test_train import TINY, small_test_sets  # noqa: F401
+from test_train import ROOT, TINY, small_test_sets  # noqa: F401
 
 
 def refusal(capsys, program, arguments):
@@ -169,3 +173,13 @@ def test_the_oracle_names_what_is_no_trial(named, change):
 def test_the_oracle_names_what_is_no_number_of_distractors(distractors):
     with pytest.raises(ValueError, match="^distractors must be"):
         data.solve(torch.tensor([TREE3]), grid(GRID3), distractors)
+
+
+@pytest.mark.parametrize("program", ["data.py", "eval.py"])
+def test_a_reader_who_has_seen_enough_ends_the_program(program):
+    """What `| head` does: it closes the pipe that the program still writes to."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        done = subprocess.run([sys.executable, ROOT / program, "--help"], stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGPIPE and not done.stderr

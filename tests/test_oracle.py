@@ -159,6 +159,16 @@ def test_the_command_line_shows_trials(capsys):
         assert f"Answer: {data.name(int(trial.answer))}" in shown
 
 
+def test_ctrl_c_ends_the_command_line(monkeypatch):
+    def interrupted(trial):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "show", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        data.main(["--n", "1"])
+    assert stop.value.code == 130
+
+
 @pytest.mark.parametrize("terminal, no_color, colored", [(True, "", True), (True, "1", False), (False, "", False)])
 def test_color_is_for_terminals_that_want_it(terminal, no_color, colored, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
