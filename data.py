@@ -12,17 +12,18 @@ A trial asks one question about a 10 x 10 grid of colored letters. The question 
                        from left (True) to right (False): its operators, then, if it is not the last, its IfElses.
     stimulus token     (shape, color) of cell 10 * row + column, 0 = empty.
 
-Differs from the reference release: 1) every trial is well posed (RULES below); 2) what looks like a shortcut to
+Differs from the reference release: 1) every trial is well posed (see solve); 2) what looks like a shortcut to
 an answer is none: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
 held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats.
 """
 import argparse
+import contextlib
 import hashlib
 import itertools
 import os
 import signal
 import sys
-import time
+import timeit
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin are slow on busy cores
@@ -35,8 +36,6 @@ OPERATORS = ("none", "Exist", "GetLocation", "GetColor", "GetShape", "SumEven", 
              "ProductOdd", "IfElse")
 _, EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(10)
 TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, 138
-RULES = {1: "selectors are distinct", 2: "each selector has one object", 3: "objects = distractors + selectors",
-         5: "a cell holds one object"}  # numbered as in the README; rule 4, fair truth values, takes many trials to see
 
 
 class Trials(NamedTuple):
@@ -120,12 +119,8 @@ def _distinct(index, group=None):
 
 def _not_in(taken, index):
     """index (n, k): the place of a number among those not in taken (n, m); returns the numbers."""
-    gaps = (taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)).T.to(torch.int16).contiguous()
-    index = index.T.to(torch.int16).contiguous()
-    number = index.clone()
-    for gap in gaps:
-        number += index >= gap
-    return number.T.contiguous().long()
+    free_below = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)  # for each number taken
+    return index + torch.searchsorted(free_below, index, right=True)
 
 
 def _operators(subset, depth, random):
@@ -323,20 +318,18 @@ def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
 
 def _batches(split, subset, batch_size, seed, start, device, share):
     depths, blocks = subset.depths, {}
-    fixed = {} if share is None else {d: trials(split, "train", share, seed=seed, depth=d, device=device)
-                                      for d in depths}
+    fixed = {d: trials(split, "train", share, seed=seed, depth=d, device=device) for d in depths if share}
     length = share or max(CHUNK, batch_size)  # of a block of trials: an epoch, or what one call of the generator makes
     for i in itertools.count(start):
         depth = depths[i % len(depths)]
         block, place = divmod(i // len(depths), length // batch_size)
-        if blocks.get(depth, (None,))[0] != block:
+        if place == 0 or depth not in blocks:
             if share is None:
-                made = _generate(subset, depth, length, _stream(device, seed, split, "train", depth, block))
+                blocks[depth] = _generate(subset, depth, length, _stream(device, seed, split, "train", depth, block))
             else:
                 order = torch.randperm(share, generator=_stream("cpu", seed, split, "order", depth, block))
-                made = Trials(*(x[order.to(device)] for x in fixed[depth]))
-            blocks[depth] = block, made
-        yield Trials(*(x[place * batch_size:(place + 1) * batch_size] for x in blocks[depth][1]))
+                blocks[depth] = Trials(*(x[order.to(device)] for x in fixed[depth]))
+        yield Trials(*(x[place * batch_size:(place + 1) * batch_size] for x in blocks[depth]))
 
 
 # ---- the oracle: reads tokens only, and shares no code with the generator ---------------------------------------
@@ -383,9 +376,10 @@ def path(instruction, stimulus):
 
 
 def solve(instruction, stimulus, distractors=(1, 40)):
-    """Answers (n,), and which rules of a well-posed trial hold, bool (n, 4) in the order of RULES. Takes the tokens
-    (n, T, 5) and (n, 100, 2) alone. Rule 3 allows the given numbers of distractors, least and most. Raises
-    ValueError where the tensors are no instructions and stimuli, or the numbers no two integers in order."""
+    """Answers (n,), and which of the README's rules hold, bool (n, 4): 1 selectors are distinct, 2 each has one object,
+    3 there are as many distractors as given, least and most, 5 a cell holds one object. (4 takes many trials to see.)
+    Takes the tokens (n, T, 5) and (n, 100, 2) alone. Raises ValueError where the tensors are no instructions and
+    stimuli, or the numbers no two integers in order."""
     _check(instruction, stimulus)
     if [type(number) for number in distractors or ()] != [int, int] or distractors[0] > distractors[1]:
         raise ValueError(f"distractors must be two integers, least and most, not {distractors!r}")
@@ -412,22 +406,19 @@ def _check(instruction, stimulus):
     for name, tokens in (("instruction", instruction), ("stimulus", stimulus)):
         if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be a tensor of int32 or int64, not {getattr(tokens, 'dtype', tokens)}")
-    trees, above = {}, []  # number of tokens -> which of them are IfElses
-    for width in (1, 2, 4, 8, 16):
-        trees[len(above) + width] = above + [False] * width
-        above = above + [False] * width + [True] * width
-    if instruction.dim() != 3 or not len(instruction) or instruction.shape[1] not in trees or instruction.shape[2] != 5:
-        raise ValueError(f"instruction must be (n, T, 5) with T one of {list(trees)}, not {tuple(instruction.shape)}")
+    widths = (1, 2, 4, 8, 16)  # of the levels: so many operators, then, if another level follows, so many IfElses
+    sizes, is_if_else = [3 * w - 2 for w in widths], [x for w in widths for x in (False, True) for _ in range(w)]
+    if instruction.dim() != 3 or not len(instruction) or instruction.shape[1] not in sizes or instruction.shape[2] != 5:
+        raise ValueError(f"instruction must be (n, T, 5) with T one of {sizes}, not {tuple(instruction.shape)}")
     if stimulus.shape != (len(instruction), GRID * GRID, 2):
         raise ValueError(f"stimulus must be ({len(instruction)}, {GRID * GRID}, 2), not {tuple(stimulus.shape)}")
     if stimulus.device != instruction.device:
         raise ValueError(f"stimulus must be where instruction is, on {instruction.device}, not on {stimulus.device}")
-    limits = {"instruction": (instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
-              "stimulus": (stimulus, (SHAPES, COLORS))}
-    for name, (tokens, most) in limits.items():
+    for name, tokens, most in (("instruction", instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
+                               ("stimulus", stimulus, (SHAPES, COLORS))):
         if ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
             raise ValueError(f"{name} must hold integers from 0 to {most}")
-    op, if_else = instruction[:, :, 0], torch.tensor(trees[instruction.shape[1]], device=instruction.device)
+    op, if_else = instruction[:, :, 0], torch.tensor(is_if_else[:instruction.shape[1]], device=instruction.device)
     if ((op == IF_ELSE) != if_else).any() or (op == 0).any():
         raise ValueError(f"instruction must have IfElse at {if_else.nonzero().flatten().tolist()}, operators elsewhere")
 
@@ -517,14 +508,11 @@ def show(trial):
 def between(low, high):
     """A type for argparse: the numbers from low to high, whole ones unless high is a float."""
     def convert(text):
-        try:
-            value = type(high)(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            kind = "an integer" if isinstance(high, int) else "a number"
-            raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")
-        return value
+        with contextlib.suppress(ValueError):
+            if low <= (value := type(high)(text)) <= high:
+                return value
+        kind = "an integer" if isinstance(high, int) else "a number"
+        raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")
     return convert
 
 
@@ -533,11 +521,8 @@ def bench(device):
     for depth, distractors in ((1, 5), (1, 40), (3, 5), (5, 5), (7, 5), (9, 5)):
         subset, generator = Subset(distractors=(distractors, distractors)), _stream(device, "bench")
         _generate(subset, depth, CHUNK, generator)
-        seconds = []
-        for _ in range(10):
-            start = time.perf_counter()
-            int(_generate(subset, depth, CHUNK, generator).answer[-1])  # waits for the device
-            seconds.append(time.perf_counter() - start)
+        # int() waits for the device.
+        seconds = timeit.repeat(lambda: int(_generate(subset, depth, CHUNK, generator).answer[-1]), number=1, repeat=10)
         print(f"depth {depth}, {distractors:2} distractors: {CHUNK / sorted(seconds)[5]:9,.0f} trials/s")
 
 

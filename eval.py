@@ -35,8 +35,8 @@ RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 def test_set(split, subset, n):
     """Trials, the operator that answers each (n,), and the accuracy of the two baselines on each (n,)."""
     made = data.trials(split, subset, n)
-    operator = made.instruction[:, :, 0].gather(1, data.path(made.instruction, made.stimulus)[:, -1:])[:, 0]
-    return made, operator, chance(made, operator), no_binding(made, operator)
+    token = made.instruction[torch.arange(n), data.path(made.instruction, made.stimulus)[:, -1]]  # (n, 5)
+    return made, token[:, 0], chance(made, token[:, 0]), no_binding(made, token)
 
 
 def chance(trials, operator):
@@ -47,11 +47,10 @@ def chance(trials, operator):
     return right
 
 
-def no_binding(trials, operator):
-    """Expected accuracy (n,) of a reader who sees which shapes, colors and cells are on the grid, and the question.
-    Parities stay at chance: their decoy makes the cells the same whatever the answer."""
-    token = data.path(trials.instruction, trials.stimulus)[:, -1:]
-    shape, color = trials.instruction.gather(1, token[:, :, None].expand(-1, -1, 5))[:, 0, 1:3].unbind(1)
+def no_binding(trials, token):
+    """Expected accuracy (n,) of a reader who sees which shapes, colors and cells are on the grid, and the question, of
+    which `token` (n, 5) answers. Parities stay at chance: their decoy makes the cells the same whatever the answer."""
+    operator, shape, color = token[:, :3].unbind(1)
     on_grid = [torch.zeros(len(operator), 27).scatter_(1, x.long(), 1) for x in trials.stimulus.unbind(2)]
     both = on_grid[0].gather(1, shape[:, None].long()) * on_grid[1].gather(1, color[:, None].long())
     right = chance(trials, operator)
@@ -68,15 +67,6 @@ def in_distribution(split):
     train = data.SPLITS[split]["train"]
     return [name for name, subset in data.SPLITS[split].items() if name != "train"
             and subset._replace(depths=train.depths) == train and set(subset.depths) <= set(train.depths)]
-
-
-def groups(split, subset, operator):
-    """The columns of a table that a test set fills: name -> which trials. systematic1 reports its held-out pairs also
-    without GetColor and GetShape, whose held-out selectors no operator was ever asked with in that form."""
-    columns = {subset: torch.ones_like(operator, dtype=torch.bool)}
-    if (split, subset) == ("systematic1", "ood"):
-        columns["ood6"] = (operator != data.COLOR) & (operator != data.SHAPE)
-    return columns
 
 
 # ---- models -----------------------------------------------------------------------------------------------------
@@ -124,31 +114,32 @@ def read(path):
         raise ValueError(f"{path} is damaged: {reason(error)}") from error
 
 
-def load(folder, device="cpu"):
-    """The model of a run folder, its configuration and how many steps it has trained. ValueError where the files are
-    damaged or not of this format."""
-    config = read(folder / "config.json")
+def load(folder, config, device):
+    """The model of a run folder, and how many steps it has trained. ValueError where the files are damaged."""
     try:
         model = module_of(config["model"]).Model(**config["model_args"])
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
-        return model.to(device).eval(), config, checkpoint["step"]
+        return model.to(device).eval(), checkpoint["step"]
     except Exception as error:  # whatever is wrong with the files, it is the files
         raise ValueError(f"{folder} does not hold a readable run: {reason(error)}") from error
 
 
 @torch.no_grad()
-def predict(model, split, n, device, precision="float32", first=1):
+def in_parts(function, trials, device):
+    """What a model, or its `features`, makes of trials (n, ..): a hundred at a time, on the CPU."""
+    return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
+                      zip(trials.instruction.split(100), trials.stimulus.split(100))])
+
+
+def predict(model, split, n, device, precision, first=1):
     """The model's answers to the first n trials of each test set of a split, from the `first` on: subset -> (n,) on
     the CPU."""
-    model.eval()
     predictions = {}
     for subset in list(data.SPLITS[split])[first:]:
         made = test_set(split, subset, n)[0]
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
-            predictions[subset] = torch.cat([model(i.to(device), s.to(device)).argmax(1).cpu() for i, s in
-                                             zip(made.instruction.split(100), made.stimulus.split(100))])
-    model.train()
+            predictions[subset] = in_parts(model, made, device).argmax(1)
     return predictions
 
 
@@ -164,8 +155,11 @@ def score(split, predictions):
     result = {key: {} for key in ("accuracy", "interval", "chance", "no_binding", "per_operator")}
     for subset, predicted in predictions.items():
         made, operator, by_chance, unbound = test_set(split, subset, len(predicted))
-        right = (predicted == made.answer).float()
-        for column, chosen in groups(split, subset, operator).items():
+        right, columns = (predicted == made.answer).float(), {subset: operator > 0}  # name -> which trials
+        if (split, subset) == ("systematic1", "ood"):
+            # GetColor's and GetShape's held-out selectors: no operator was ever asked with them in that form.
+            columns["ood6"] = (operator != data.COLOR) & (operator != data.SHAPE)
+        for column, chosen in columns.items():
             result["accuracy"][column] = right[chosen].mean().item()
             result["interval"][column] = wilson(result["accuracy"][column], int(chosen.sum()))
             result["chance"][column] = by_chance[chosen].mean().item()
@@ -191,13 +185,6 @@ def one_hot(tokens):
     return torch.nn.functional.one_hot(tokens.long(), 27).flatten(1).float()
 
 
-@torch.no_grad()
-def hidden(model, trials, device):
-    """What the model's readout reads of these trials (n, C), on the CPU."""
-    return torch.cat([model.features(i.to(device), s.to(device)).float().cpu() for i, s in
-                      zip(trials.instruction.split(100), trials.stimulus.split(100))])
-
-
 def ends(split):
     """The hardest test set in distribution, and out of it."""
     return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
@@ -211,7 +198,7 @@ def alignment(model, split, device):
     for where, subset in zip(("in", "out"), ends(split)):
         trials = test_set(split, subset, RSA_TRIALS)[0]
         states, stimuli, instructions = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # ties stay ties
-            hidden(model, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
+            in_parts(model.features, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
         same = (trials.answer[first] == trials.answer[second]).float()
         for name, other in (("stimulus", stimuli), ("instruction", instructions), ("answer", same)):
             result[f"{where}: {name}"] = spearman(states, other)
@@ -234,7 +221,7 @@ def probe(model, split, device, n, ridge=10.0):
     nodes = (trials[0].instruction[0, :, 0] != data.IF_ELSE).nonzero().flatten().tolist()
     classes = [constituents(t, nodes) for t in trials]
     scores, unseen = {}, {}
-    for inputs in ([hidden(model, t, device) for t in trials],
+    for inputs in ([in_parts(model.features, t, device) for t in trials],
                    [torch.cat([one_hot(t.instruction[:, :tokens]), one_hot(t.stimulus)], 1) for t in trials]):
         fit = inputs[0][:n // 2]
         near, far = (torch.cat([(x - fit.mean(0)) / (fit.std(0) + 1e-6), torch.ones(n, 1)], 1) for x in inputs)
@@ -291,20 +278,18 @@ def percent(values):
 
 def table(header, rows, markdown=False):
     """Rows of strings under a header, as aligned text or as Markdown."""
-    widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
-    lines = [[c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))]
-             for row in [header, *rows]]
-    rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    first, *others = (max(map(len, column)) for column in zip(header, *rows))  # widths
+    lines = [[row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in [header, *rows]]
+    rule = ["-" * first, *("-" * (w - 1) + ":" for w in others)]
     if markdown:
         return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def rising(folder):
+def rising(log):
     """Whether a run was still learning when it ended: its accuracy on training trials rose by more than one point
     between the last two rows of its log."""
-    last = log_of(folder)[-2:]
-    return len(last) > 1 and last[1]["train"] > last[0]["train"] + 0.01
+    return len(log) > 1 and log[-1]["train"] > log[-2]["train"] + 0.01
 
 
 def log_of(folder):
@@ -335,9 +320,9 @@ def split_table(split, runs, markdown=False, per_operator=False):
             for key in ("chance", "no_binding")]
     for label, results in by_settings(runs).items():
         seeds = f", {len(results)} seeds" if len(results) > 1 else ""
-        rising = [c for c in near if any(r.get("rising") and r["accuracy"][c] < 0.99 for r in results)]
+        arrows = [c for c in near if any(rising(r["log"]) and r["accuracy"][c] < 0.99 for r in results)]
         cells = {c: percent([r["accuracy"][c] for r in results]) for c in columns}
-        rows.append([label + seeds, *(cells[c] + "↑" * (c in rising) for c in columns)])
+        rows.append([label + seeds, *(cells[c] + "↑" * (c in arrows) for c in columns)])
         for op in data.OPERATORS[1:9] if per_operator else ():
             parts = [[r["per_operator"][c][op] for r in results if op in r["per_operator"][c]] for c in columns]
             rows.append([f"  {op}", *(percent(v) if v else "" for v in parts)])
@@ -351,27 +336,24 @@ def plot(splits, path):
     """Draws, for each split, accuracy by test set and learning curves: a line per model and settings, the spread over
     seeds shaded. ValueError where matplotlib is missing or cannot write the file."""
     try:
-        import matplotlib
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib.figure import Figure  # not pyplot, which looks for a display and keeps every figure
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
-    rows = {split: by_settings(runs) for split, runs in splits.items()}
-    labels, styles = dict.fromkeys(label for found in rows.values() for label in found), {}
-    for i, label in enumerate(labels):
-        line = ("-", "-.", ":")[i // 9 % 3]
-        styles[label] = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PX"[i % 9], "linestyle": line}
-    size, lines = (6 * len(splits) + 2, 8), {}
-    figure, axes = pyplot.subplots(2, len(splits), squeeze=False, figsize=size, layout="constrained")
+    looks = [{"color": color, "marker": marker, "linestyle": line} for line in ("-", "-.", ":")
+             for color, marker in zip(COLORBLIND, "osD^v<>PX")]
+    styles, lines = {}, {}  # of each label
+    figure = Figure(figsize=(6 * len(splits) + 2, 8), layout="constrained")
+    axes = figure.subplots(2, len(splits), squeeze=False)
     for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
         columns = list(runs[0][1]["accuracy"])
         lines["chance"], = top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--")
-        for label, results in rows[split].items():
+        for label, results in by_settings(runs).items():
+            style = styles.setdefault(label, looks[len(styles) % len(looks)])
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
-            lines[label], = top.plot(columns, values.mean(0), **styles[label])
-            top.fill_between(columns, values.amin(0), values.amax(0), color=styles[label]["color"], alpha=0.2)
+            lines[label], = top.plot(columns, values.mean(0), **style)
+            top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
             for result in results:
-                bottom.plot(*zip(*((row["trials"], row["train"]) for row in result["log"])), **styles[label])
+                bottom.plot(*zip(*((row["trials"], row["train"]) for row in result["log"])), **style)
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
         bottom.set(xlabel="training trials", ylabel="accuracy in training", xscale="log", ylim=(0, 1.02))
     figure.legend(lines.values(), lines, loc="outside right upper")
@@ -379,8 +361,6 @@ def plot(splits, path):
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot write {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def probe_table(model, split, device, markdown):
@@ -436,39 +416,37 @@ def main(argv=None):
 
 def evaluate(args):
     """Does what the arguments of the command line ask for."""
-    device = pick_device(args.device)
+    device, where = pick_device(args.device), ", ".join(map(str, args.runs))
     folders = sorted({c.parent.resolve() for path in args.runs for c in path.rglob("config.json")})
     if not folders:
-        raise ValueError(f"no run in {', '.join(map(str, args.runs))}: train one with train.py")
+        raise ValueError(f"no run in {where}: train one with train.py")
+    needed = "result.json" if args.saved else "checkpoint.pt"
+    folders = [folder for folder in folders if (folder / needed).exists()]  # others are not finished, or not begun
+    if not folders:
+        raise ValueError(f"no run in {where} has a {needed}" + ": leave out --saved" * args.saved)
     splits = {}
     for folder in folders:
-        if not (folder / ("result.json" if args.saved else "checkpoint.pt")).exists():
-            continue  # not finished, or not begun
         config, result = read(folder / "config.json"), read(folder / "result.json") if args.saved else {}
         split = config["split"]
         if not args.saved or args.show or args.attention or args.probe:
             if not (folder / "checkpoint.pt").exists():
                 raise ValueError(f"{folder} has no checkpoint.pt, which --show, --attention and --probe need")
-            model, config, step = load(folder, device)
+            model, step = load(folder, config, device)
         if not args.saved:
             result = score(split, predict(model, split, args.n, device, config["precision"]))
             if args.rsa:
                 result["alignment"] = alignment(model, split, device)
             if step < config["steps"]:
                 config["settings"] += f", step {step:,} of {config['steps']:,}"
-        splits.setdefault(split, []).append((config, result | {"rising": rising(folder), "log": log_of(folder)}))
-        texts = []
+        splits.setdefault(split, []).append((config, result | {"log": log_of(folder)}))
+        if args.show or args.attention or args.probe:
+            print(f"\n{folder}")
         if args.show:
-            texts.append(mistakes(model, split, args.show, device, config["precision"]))
+            print("\n" + mistakes(model, split, args.show, device, config["precision"]))
         if args.attention:
-            texts.append(attention(model, split, device))
+            print("\n" + attention(model, split, device))
         if args.probe:
-            texts.append(probe_table(model, split, device, args.markdown))
-        if texts:
-            print("\n\n".join([f"\n{folder}", *texts]))
-    if not splits:
-        file = "result.json: leave out --saved" if args.saved else "checkpoint.pt"
-        raise ValueError(f"no run in {', '.join(map(str, args.runs))} has a {file}")
+            print("\n" + probe_table(model, split, device, args.markdown))
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device", "precision"):

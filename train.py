@@ -9,6 +9,7 @@ Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.j
 import argparse
 import concurrent.futures
 import ctypes
+import functools
 import inspect
 import io
 import itertools
@@ -30,8 +31,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (FORMAT, alignment, available, in_distribution, module_of, pick_device, predict, read, reason,
-                  rising, score, split_table, table)
+from eval import (FORMAT, alignment, available, in_distribution, log_of, module_of, pick_device, predict, read, reason,
+                  score, split_table, table)
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -94,8 +95,9 @@ def configurations(args):
         defaults = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
         given = {"dim": dim, "layers": layers, "heads": heads, "position": args.position}
         given = {key: value for key, value in given.items() if value is not None}
-        for key in given.keys() - defaults.keys():
-            raise ValueError(f"{name} takes no --{key}")
+        for key in given:
+            if key not in defaults:
+                raise ValueError(f"{name} takes no --{key}")
         model_args = defaults | {k: v for k, v in paper.items() if k in defaults}
         module.Model(**model_args | given)  # raises ValueError for sizes that cannot be
         own = getattr(module, "QUICK", {}) if schedule == "quick" else {}
@@ -115,6 +117,7 @@ def configurations(args):
                **training, **chosen, "device": device}
 
 
+@functools.cache
 def environment():
     """Where a run was made: written down, but not a part of what it is."""
     here, commit = Path(__file__).parent, ""
@@ -145,10 +148,11 @@ def write(path, content):
 
 def prepare(config, folder):
     """Makes the run's folder, or checks that the run there is this one. ValueError where it is another."""
-    path = folder / "config.json"
+    path, config = folder / "config.json", json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
+    content = json.dumps(config | environment(), indent=1)
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        return write(path, json.dumps(config | environment(), indent=1))
+        return write(path, content)
     try:
         there = read(path)
     except ValueError as error:
@@ -249,12 +253,9 @@ def fit(config, folder, line):
     bar = tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True, smoothing=0.1,
                desc=f"{split} {config['model']} seed {config['seed']}", position=line, leave=line == 0)
 
-    def save():
-        write(folder / "checkpoint.pt", state | {"model": model.state_dict(),
-                                                 "optimizer": [o.state_dict() for o in optimizers]})
-
     def log():
-        accuracy = score(split, predict(model, split, LOG_TRIALS, device, config["precision"]))["accuracy"]
+        accuracy = score(split, predict(model.eval(), split, LOG_TRIALS, device, config["precision"]))["accuracy"]
+        model.train()
         count, seconds = state["step"] - state["since"][0], state["seconds"] - state["since"][1]
         row = {"loss": state["loss"] / count, "train": state["right"] / (count * size), **accuracy}
         state["log"].append({"step": state["step"], "trials": state["step"] * size,
@@ -264,7 +265,7 @@ def fit(config, folder, line):
         rows = [state["log"][0].keys(), *(row.values() for row in state["log"])]
         write(folder / "log.csv", "".join(",".join(map(str, row)) + "\n" for row in rows))
 
-    pending, first, saved, clock = [], state["step"], time.monotonic(), time.monotonic()
+    pending, first, saved, clock = [], state["step"], time.perf_counter(), time.perf_counter()
     stream = data.batches(split, size, seed=config["seed"], start=state["step"], device=device,
                           train_size=config["train_size"])
     with Interrupt() as interrupt, bar:
@@ -285,32 +286,32 @@ def fit(config, folder, line):
             pending.append(torch.stack([loss.detach(), (logits.argmax(1) == batch.answer).sum()]))
 
             evaluate = state["step"] % config["eval_every"] == 0 or state["step"] == steps
-            if not (len(pending) == 20 or evaluate or interrupt.seen or time.monotonic() - saved > 60):
+            if not (len(pending) == 20 or evaluate or interrupt.seen or time.perf_counter() - saved > 60):
                 continue  # reading a number waits for the GPU: not at every step
             losses, rights = torch.stack(pending).T.tolist()
-            for i, value in enumerate(losses):
+            for step, value in enumerate(losses, state["step"] - len(losses) + 1):
                 if not math.isfinite(value):
-                    step = state["step"] - len(losses) + i + 1
                     raise FloatingPointError(f"the loss is {value} at step {step}; the checkpoint in {folder} is older")
                 state["loss"] += value
             state["right"] += int(sum(rights))
             bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
             bar.update(len(pending) * size)
-            state["seconds"] += time.monotonic() - clock
+            state["seconds"] += time.perf_counter() - clock
             if state["step"] == first + len(pending):
-                left = (steps - state["step"]) * (time.monotonic() - clock) / len(pending)
+                left = (steps - state["step"]) * (time.perf_counter() - clock) / len(pending)
                 bar.write(f"Expected to end at {time.strftime('%H:%M', time.localtime(time.time() + left))} "
                           f"({left / 60:.1f} minutes), then the test sets.")
             pending.clear()
             if evaluate:
                 log()
-            if evaluate or interrupt.seen or time.monotonic() - saved > 60:
-                save()
-                saved = time.monotonic()
+            if evaluate or interrupt.seen or time.perf_counter() - saved > 60:
+                write(folder / "checkpoint.pt", state | {"model": model.state_dict(),
+                                                         "optimizer": [o.state_dict() for o in optimizers]})
+                saved = time.perf_counter()
             if interrupt.seen:
                 raise KeyboardInterrupt
-            clock = time.monotonic()
-    result = score(split, predict(model, split, TEST_TRIALS, device, config["precision"]))
+            clock = time.perf_counter()
+    result = score(split, predict(model.eval(), split, TEST_TRIALS, device, config["precision"]))
     result |= {"alignment": alignment(model, split, device), "parameters": sum(p.numel() for p in model.parameters()),
                "format": FORMAT, "steps": steps, "trials": steps * size, "seconds": state["seconds"],
                "seed": config["seed"], "device": device, "threads": torch.get_num_threads()}
@@ -328,9 +329,7 @@ def rate(step, steps):
 def explain(args, runs, new):
     """Prints what will run, and why on this schedule; `new` runs are not finished yet."""
     config = runs[0][0]
-    why = "as asked"
-    if args.schedule == "auto":
-        why = f"on {config['device']}"
+    why = f"on {config['device']}" if args.schedule == "auto" else "as asked"
     sizes = {}  # how long, and with batches how large -> the models
     for c, _ in runs:
         sizes.setdefault(f"{c['steps']:,} steps of {c['batch_size']} trials", {})[c["model"]] = None
@@ -354,13 +353,11 @@ def train_all(runs, jobs):
         return
     threads = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
-    with concurrent.futures.ProcessPoolExecutor(jobs, context, in_worker, [context.RLock()]) as pool:
-        try:
-            for future in [pool.submit(train, *run, threads, i % jobs) for i, run in enumerate(runs)]:
-                yield future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, in_worker, [context.RLock()])
+    try:
+        yield from pool.map(train, *zip(*runs), itertools.repeat(threads), itertools.cycle(range(jobs)))
+    finally:
+        pool.shutdown(cancel_futures=True)  # where one failed, or at Ctrl-C, those not begun do not begin
 
 
 def result_table(split, result):
@@ -393,13 +390,13 @@ def main(argv=None, configurations=configurations):
             prepare(config, folder)
         new = [not (folder / "result.json").exists() for _, folder in runs]
         explain(args, runs, sum(new))
-        results, start = [], time.monotonic()
+        results, start = [], time.perf_counter()
         for (config, folder), result in zip(runs, train_all(runs, min(args.jobs, sum(new) or 1))):
-            results.append(result | {"rising": rising(folder)})
+            results.append(result | {"log": log_of(folder)})
             print(f"\n{folder}\n{result_table(config['split'], result)}\n")
             done = sum(new[:len(results)])
             if 0 < done < sum(new):
-                left = (time.monotonic() - start) / done * (sum(new) - done) / 60
+                left = (time.perf_counter() - start) / done * (sum(new) - done) / 60
                 print(f"{done} of {sum(new)} runs are done; at this pace the rest takes {left:.0f} minutes.")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")

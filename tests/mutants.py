@@ -23,7 +23,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("other_odd = second & is_sum", "other_odd = is_sum"),
         ("2 * path[0] + 1 + (~truth)", "2 * path[0] + 1 + truth"),  # IfElse
         ("rank, number = drawn.cumsum(1) - 1,", "rank, number = drawn.cumsum(1) // 2,"),  # selectors are distinct
-        ("number += index >= gap", "number += index > gap"),  # distractors match no selector
+        ("free_below, index, right=True)", "free_below, index, right=False)"),  # distractors match no selector
         ("top, left = get_color.sum(1, True), get_shape.sum(1, True)", "top, left = 0 * number, 0 * number"),
         ("place = 25 * cls + _distinct(", "place = 25 * cls + (")],  # objects in one class share no cell
     ("data.py", "tests/test_oracle.py"): [  # the oracle, operator by operator
@@ -67,7 +67,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("(data.LOCATION, 1 / objects)", "(data.LOCATION, 1 / objects ** 2)"),
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("fit, near = near[:n // 2], near[n // 2:]", "fit, near = near[:n // 2], near[:n // 2]"),
-        ('last[1]["train"] > last[0]["train"] + 0.01', 'last[1]["train"] > last[0]["train"]')],
+        ('log[-1]["train"] > log[-2]["train"] + 0.01', 'log[-1]["train"] > log[-2]["train"]')],
     ("train.py", "tests/test_train.py tests/test_faults.py -k bits or folder or refused or code or disk or finite or drops"): [
         ('seed=config["seed"], start=state["step"]', 'seed=config["seed"], start=0'),
         ('rate(state["step"], steps)', "rate(first, steps)"),

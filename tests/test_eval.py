@@ -157,7 +157,7 @@ def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
     before = log.read_text()
     for last, marked in ((0.7, True), (0.505, False)):
         log.write_text("step,trials,loss,train\n2,16,1,0.5\n4,32,1," + f"{last}\n")
-        assert evaluation.rising(log.parent) == marked
+        assert evaluation.rising(evaluation.log_of(log.parent)) == marked
         evaluation.main([str(runs / "distractor"), "--saved"])
         line = next(line for line in capsys.readouterr().out.splitlines() if "perceiver" in line)
         assert line.count("↑") == marked
@@ -166,7 +166,7 @@ def test_an_arrow_marks_what_was_still_rising(runs, tmp_path, capsys):
 
 def test_plot(runs, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+        patch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
         evaluation.main([str(runs), "--saved", "--plot", str(tmp_path / "a.png")])
     assert stop.value.code == 2 and "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
     pytest.importorskip("matplotlib")

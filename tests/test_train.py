@@ -76,6 +76,33 @@ def test_a_finished_run_is_skipped_and_another_one_is_not_overwritten(tmp_path, 
     assert stop.value.code == 2 and "lr is 0.5 there, 0.003 here" in capsys.readouterr().err
 
 
+def test_a_setting_may_be_a_tuple(tmp_path):
+    """A file gives it back as a list, and it is the same run."""
+    _, args = train.parse(TINY)
+    config, = train.configurations(args)
+    for size, refused in ((1, 2), contextlib.nullcontext()), ((1, 2), contextlib.nullcontext()), ((1, 3), pytest.raises(ValueError)):
+        config["model_args"]["sizes"] = size
+        with refused:
+            train.prepare(config, tmp_path / "run")
+
+
+def test_gradients_are_for_training_mode_alone(tmp_path, monkeypatch):
+    """Where there is dropout, test sets and hidden states are seen without it."""
+    modes, model = set(), evaluation.module_of("sstfmr").Model
+    features = model.features
+
+    def seen(self, *tokens):
+        modes.add((self.training, torch.is_grad_enabled()))
+        return features(self, *tokens)
+
+    monkeypatch.setattr(model, "features", seen)
+    run(tmp_path)
+    assert modes == {(True, True), (False, False)}
+    modes.clear()
+    evaluation.main([str(tmp_path), "--n", "10", "--rsa", "--attention", "--device", "cpu"])
+    assert modes == {(False, False)}
+
+
 def test_several_values_make_several_runs_and_one_table(tmp_path, capsys):
     folders = run(tmp_path, "--split", "all", "--seed", "0", "1", "--layers", "1", "2", "--steps", "1", "--eval-every", "1")
     assert len(folders) == 4 * 2 * 2
@@ -303,4 +330,4 @@ def test_baselines_by_hand():
     trials = data.Trials(instruction, stimulus, torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1]))
     operator = instruction[:, 0, 0]
     assert evaluation.chance(trials, operator).tolist() == [1, 1, 1]  # one trial per operator: its answer is a constant
-    assert evaluation.no_binding(trials, operator).tolist() == [0, 0.5, 0.5]  # a and blue are both there: it says True
+    assert evaluation.no_binding(trials, instruction[:, 0]).tolist() == [0, 0.5, 0.5]  # a and blue are both there: it says True
