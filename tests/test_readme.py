@@ -26,7 +26,7 @@ COMMANDS = [line.split("#")[0] for block in BLOCKS for line in block.splitlines(
 def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "LOG_TRIALS", 20)
-    monkeypatch.setattr(train, "TEST_TRIALS", 50)
+    monkeypatch.setattr(train, "TEST_TRIALS", 20)
     monkeypatch.setattr(data, "CHUNK", 200)
     monkeypatch.setattr(bench, "REPEATS", 1)
     monkeypatch.setattr(bench, "BATCH", 4)
@@ -34,7 +34,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "RSA_TRIALS", 60)
     monkeypatch.setattr(train, "available", lambda: ["rnn", "treetfmr"])  # what `--model all` stands for
     programs = {"train.py": (train.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--jobs", "1", "--seed", "0"]),
-                "eval.py": (evaluation.main, ["--n", "50"]),
+                "eval.py": (evaluation.main, ["--n", "20"]),
                 "data.py": (data.main, []), "tests/bench.py": (bench.main, []),
                 "tests/claims.py": (claims.main, []), "tests/mutants.py": (mutants.main, ["--only", "gru"]),
                 "tests/ablations.py": (ablations.main, ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"])}
