@@ -12,8 +12,8 @@ A trial asks one question about a 10 x 10 grid of colored letters. The question 
                        from left (True) to right (False): its operators, then, if it is not the last, its IfElses.
     stimulus token     (shape, color) of cell 10 * row + column, 0 = empty.
 
-Differs from the reference release: 1) every trial is well posed (see solve); 2) what looks like a shortcut to
-an answer is none: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
+Differs from the reference release: 1) every trial is well posed (see solve); 2) two shortcuts to an answer
+are closed: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
 held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats.
 """
 import argparse
@@ -305,9 +305,9 @@ def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
 
 def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
-    on (seed, split, i, batch_size) and the kind of device alone. No trial comes twice, unless `train_size` fixes how
-    many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for a split or
-    device that does not exist and for numbers too small."""
+    on (seed, split, i, batch_size, train_size) and the kind of device alone. No trial comes twice, unless `train_size`
+    fixes how many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for a
+    split or device that does not exist and for numbers too small."""
     subset = _subset(split, "train")
     _check_numbers(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
     if train_size is not None:  # a batch of each depth
@@ -388,7 +388,7 @@ def solve(instruction, stimulus, distractors=(1, 40)):
     s, c = instruction[:, operator, 1::2].flatten(1), instruction[:, operator, 2::2].flatten(1)
     same_s = (s[:, :, None] == s[:, None]) & (s > 0)[:, None]
     same_c = (c[:, :, None] == c[:, None]) & (c > 0)[:, None]
-    no_s, no_c = ((x == 0)[:, :, None] | (x == 0)[:, None] for x in (s, c))  # GetShape asks without, GetColor
+    no_s, no_c = ((x == 0)[:, :, None] | (x == 0)[:, None] for x in (s, c))  # no shape: GetShape; no color: GetColor
     clash = same_s & (same_c | no_c) | same_c & no_s
     distinct = ~clash.triu(1).any(2).any(1)
 

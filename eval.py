@@ -4,9 +4,9 @@
     python eval.py runs/productive --per-operator      # ... and by the operator that answers
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
 
-Two baselines stand above the models. Chance: the best constant for each answering operator. No binding: the best
-guess of a reader who sees which shapes, which colors and which cells are on the grid, but not which belong together;
-below it a model has not learned to look anything up.
+Two baselines stand above the models. Chance: for each answering operator, its most frequent answer in the test set. No
+binding: what a reader can guess who counts each shape and each color and sees which cells are taken, but not which of
+them belong together; below it a model has hardly learned to look anything up.
 """
 import argparse
 import csv
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import data  # before torch: it says how torch's threads wait
 import torch
+from torch.nn import functional as F
 
 FORMAT = 2  # of the run folders
 KEYS = {"config.json": {"split": str, "model": str, "settings": str, "seed": int, "steps": int, "model_args": dict,
@@ -48,16 +49,15 @@ def chance(trials, operator):
 
 
 def no_binding(trials, token):
-    """Expected accuracy (n,) of a reader who sees which shapes, colors and cells are on the grid, and the question, of
-    which `token` (n, 5) answers. Parities stay at chance: their decoy makes the cells the same whatever the answer."""
+    """Expected accuracy (n,) of a reader who counts shapes, colors and cells, and sees the question, of which `token`
+    (n, 5) answers: an object exists if its shape and its color do, is on any cell taken, has the most frequent color or
+    shape. Parities stay at chance: their decoy makes the cells the same whatever the answer."""
     operator, shape, color = token[:, :3].unbind(1)
-    on_grid = [torch.zeros(len(operator), 27).scatter_(1, x.long(), 1) for x in trials.stimulus.unbind(2)]
-    both = on_grid[0].gather(1, shape[:, None].long()) * on_grid[1].gather(1, color[:, None].long())
-    right = chance(trials, operator)
-    shapes, colors = (x[:, 1:].sum(1) for x in on_grid)
-    objects = (trials.stimulus[:, :, 0] > 0).sum(1)
-    for op, value in ((data.EXIST, (both[:, 0] == (trials.answer == data.TRUE)).float()), (data.LOCATION, 1 / objects),
-                      (data.COLOR, 1 / colors), (data.SHAPE, 1 / shapes)):
+    shapes, colors = (F.one_hot(x.long(), 27).sum(1) for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
+    exists = (shapes.gather(1, shape[:, None].long()) * colors.gather(1, color[:, None].long()) > 0)[:, 0]
+    right, objects = chance(trials, operator), shapes[:, 1:].sum(1)
+    for op, value in ((data.EXIST, (exists == (trials.answer == data.TRUE)).float()), (data.LOCATION, 1 / objects),
+                      (data.COLOR, colors[:, 1:].amax(1) / objects), (data.SHAPE, shapes[:, 1:].amax(1) / objects)):
         right = torch.where(operator == op, value, right)
     return right
 
@@ -127,7 +127,7 @@ def load(folder, config, device):
 
 @torch.no_grad()
 def in_parts(function, trials, device):
-    """What a model, or its `features`, makes of trials (n, ..): a hundred at a time, on the CPU."""
+    """What a model, or its `features`, makes of trials (n, ..): a hundred at a time; the result is on the CPU."""
     return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
                       zip(trials.instruction.split(100), trials.stimulus.split(100))])
 
@@ -182,7 +182,7 @@ def spearman(x, y):
 
 def one_hot(tokens):
     """Tokens (n, N, features) as one long vector of zeros and ones for each trial."""
-    return torch.nn.functional.one_hot(tokens.long(), 27).flatten(1).float()
+    return F.one_hot(tokens.long(), 27).flatten(1).float()
 
 
 def ends(split):
@@ -229,7 +229,7 @@ def probe(model, split, device, n, ridge=10.0):
         factor = torch.linalg.cholesky(fit.T @ fit + ridge * torch.eye(fit.shape[1]))
         for name, target in classes[0].items():
             known = target[:n // 2].unique()
-            weights = torch.cholesky_solve(fit.T @ torch.nn.functional.one_hot(target[:n // 2], 138).float(), factor)
+            weights = torch.cholesky_solve(fit.T @ F.one_hot(target[:n // 2], 138).float(), factor)
             for x, target in ((near, target[n // 2:]), (far, classes[1][name])):
                 right = ((x @ weights).argmax(1) == target)[torch.isin(target, known)]
                 scores.setdefault(name, []).append(right.float().mean().item())

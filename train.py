@@ -56,12 +56,12 @@ def parse(argv):
     group.add_argument("--dim", nargs="+", type=data.between(1, 8192), help="width")
     group.add_argument("--layers", nargs="+", type=data.between(1, 100), help="number of blocks")
     group.add_argument("--heads", nargs="+", type=data.between(1, 100), help="number of attention heads")
-    group.add_argument("--position", help="position code of the instruction: sinusoidal or relative")
+    group.add_argument("--position", help="position code of the instruction: sinusoidal, relative or paper")
     group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
     group = parser.add_argument_group("training")
     group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
-                       help="full is for a GPU, quick, where a model file may set its own steps, ends in 5 minutes "
-                            "on two cores; auto: full with a GPU")
+                       help="full is for a GPU, quick, where a model file may set its own steps, for two cores "
+                            "(minutes); auto: full with a GPU")
     group.add_argument("--steps", type=data.between(1, 10 ** 9), help="batches to train on; None: the schedule's")
     group.add_argument("--batch-size", type=data.between(1, 10 ** 6), help="trials per batch; None: the schedule's")
     group.add_argument("--train-size", nargs="+", type=data.between(1, 10 ** 9),

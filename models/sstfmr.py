@@ -9,9 +9,9 @@
                                  |
                               readout -> 138 logits
 
-With one layer (--paper) it cannot learn the task: the last token is the same vector in every trial, so its query
-knows nothing of the instruction, and one attention can only sum over tokens what each of them is by itself. Nothing
-binds the shape asked for to the color and place of an object. Two layers can.
+With one layer (--paper) it does not learn the task: the last token is the same vector in every trial, so its query
+knows nothing of the instruction. A head can learn to look at whatever is red, but not at the object that this trial
+asks for. With two layers, the last token reads the question first.
 
 Differs from the paper: 1) two layers, four heads, width 128; 2) stimulus positions are learned, instruction positions
 have wavelengths from 2.5 to 64 tokens; 3) weights start with variance 1 / fan-in, those of queries at 0.3 of that
@@ -117,8 +117,9 @@ class Model(nn.Module):
                 nn.init.normal_(module.weight, std=module.in_features ** -0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for block in self.blocks:
-            block.attention.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
         T, S, like, bias = instruction.shape[1], stimulus.shape[1], self.instruction.table, 0

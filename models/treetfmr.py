@@ -12,10 +12,10 @@
                        readout -> 138 logits
 
 It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two
-values is again such a value. What it is given, and the paper's models are not: which token is whose child, and that an
-IfElse is a choice between two branches. What it learns: what every operator means, how to find its objects, and that
-the value of a condition is to be read as a choice. Its ablations (class arguments) say which of this carries it: to
-share the weights; the form of the choice can be learned too.
+values is again such a value. What it is given, and the paper's models are not: which token is whose child, that an
+IfElse is a choice between two branches, and that a selector fits an object of its shape and color. What it learns:
+what every operator means, and that the value of a condition is to be read as a choice. Its ablations (class arguments)
+say what of this is needed: a query for each selector and shared weights are, the choice and the fit it can learn too.
 
 Differs from the paper: all of it.
 """
@@ -29,24 +29,26 @@ SHARPNESS, ABSENT = 16.0, 0.75  # initial scale of the scores; initial score of 
 
 
 class Retrieve(nn.Module):
-    """Attention by content. A selector and an object of one shape or color share that feature's vector, of length 1;
-    their score is the share of the selector's features that the object has, as far as these vectors are
+    """Attention by content. A selector and an object of one shape or color share that feature's vector, of length 1
+    (if tied); their score is the share of the selector's features that the object has, as far as these vectors are
     orthogonal. One more key stands for finding nothing."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, tied):
         super().__init__()
         # Short beside the cells' vectors: how an unusual object looks must not disturb where it seems to be.
         self.features = nn.ParameterList([0.5 * torch.randn(27, dim), 0.5 * torch.randn(11, dim)])  # shapes, colors
         self.cells, self.nothing = nn.Parameter(torch.randn(100, dim)), nn.Parameter(torch.randn(dim))
         self.sharpness, self.absent = nn.Parameter(torch.tensor(SHARPNESS)), nn.Parameter(torch.tensor(ABSENT))
+        self.asks = None if tied else nn.ParameterList([torch.randn(27, dim), torch.randn(11, dim)])
 
     def forward(self, selectors, stimulus):  # (B, N, 2), (B, S, 2) -> (B, N, C)
         score, value, S = 0, self.cells, stimulus.shape[1]
-        for i in range(selectors.shape[2]):  # shape and color; of two selectors in one query, each of them twice
+        for i in range(selectors.shape[2]):  # shape, color; of two selectors in one query: shape, color, shape, color
             # Both sides come from one small vocabulary, so look their products up instead of multiplying.
-            unit = F.normalize(self.features[i % 2], dim=1)
-            asks = torch.arange(len(unit), device=unit.device)[:, None] > 0  # 0 asks for nothing
-            same = (unit @ unit.T * asks)[selectors[:, :, i]]
+            has = F.normalize(self.features[i % 2], dim=1)
+            asks = has if self.asks is None else F.normalize(self.asks[i % 2], dim=1)
+            asked = torch.arange(len(has), device=has.device)[:, None] > 0  # 0 asks for nothing
+            same = (asks @ has.T * asked)[selectors[:, :, i]]
             score = score + same.gather(2, stimulus[:, None, :, i % 2].expand(-1, selectors.shape[1], -1))
         for i, table in enumerate(self.features):
             value = value + F.embedding(stimulus[:, :, i], table)
@@ -73,12 +75,13 @@ class Compute(nn.Module):
 
 class Model(nn.Module):
     """Width `dim`. Ablations: one query for both selectors (`queries=1`), weights of their own for each level
-    (`shared=False`), a free MLP instead of the choice (`choice=False`)."""
+    (`shared=False`), a free MLP instead of the choice (`choice=False`), vectors of their own for what selectors ask
+    (`tied=False`)."""
 
-    def __init__(self, dim=128, queries=2, shared=True, choice=True):
+    def __init__(self, dim=128, queries=2, shared=True, choice=True, tied=True):
         super().__init__()
         self.queries = queries
-        self.retrieve, self.gate = Retrieve(dim), nn.Linear(dim, 1) if choice else None
+        self.retrieve, self.gate = Retrieve(dim, tied), nn.Linear(dim, 1) if choice else None
         self.compute = nn.ModuleList(Compute(dim) for _ in range(1 if shared else 5))
         self.merge = None if choice else nn.Sequential(nn.Linear(3 * dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim),
                                                        nn.LayerNorm(dim))
@@ -92,7 +95,7 @@ class Model(nn.Module):
         if self.gate is None:
             return self.merge(torch.cat([condition, left, right], 2))
         p = self.gate(condition).sigmoid()
-        return p * left + (1 - p) * right  # stays in the space of values, so a fold has no depth
+        return p * left + (1 - p) * right  # between two values, so it can be folded any number of times
 
     def fold(self, values):  # the values of each level (B, n, C), root first -> (B, C)
         *conditions, below = values

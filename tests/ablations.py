@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import train  # noqa: E402
 
 ABLATIONS = {"whole": {}, "one-query": {"queries": 1}, "weights-per-level": {"shared": False},
-             "no-choice": {"choice": False}}
+             "no-choice": {"choice": False}, "untied": {"tied": False}}
 
 
 def configurations(args):

@@ -36,8 +36,9 @@ STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)  # two-sided 95 % qu
 
 
 def better(a, b):
-    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the difference's 95 % interval."""
-    spread = (statistics.variance(a) / len(a) + statistics.variance(b) / len(b)) ** 0.5
+    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the difference's 95 % interval. A
+    single value is exact: a baseline."""
+    spread = sum(statistics.variance(x) / len(x) for x in (a, b) if len(x) > 1) ** 0.5
     return statistics.mean(a) - statistics.mean(b) > STUDENT[min(len(a) + len(b) - 2, 8) - 1] * spread
 
 
@@ -62,8 +63,8 @@ def verdict(splits, comparisons, settings):
         a = cell(runs, split, test, name, settings)
         b = cell(runs, split, test, other, settings)
         if other == "chance":
-            b = [result["chance"][test] for _, result in runs[:len(a)]]
-        if min(len(a), len(b)) > 1:
+            b = [runs[0][1]["chance"][test]] if runs else []
+        if len(a) > 1 and len(b) >= (1 if other == "chance" else 2):
             agree.append(better(a, b) == expected)
     if not agree:
         return "cannot be judged"
@@ -71,8 +72,9 @@ def verdict(splits, comparisons, settings):
     return f"{outcome} ({sum(agree)} of {len(agree)})"
 
 
-def claim_5(splits, settings):
-    """The verdict on claim 5, with the correlation and its 95 % interval (Fisher's transformation)."""
+def organized(splits, settings):
+    """What claim 5 compares: how much more hidden states are organized like the answer than like the stimulus, and the
+    accuracy out of distribution, one value per pair of model and split, means over seeds."""
     found = {}  # (split, model) -> (organized like the answer rather than the stimulus, accuracy) of each seed
     for split, runs in splits.items():
         for config, result in runs:
@@ -80,23 +82,43 @@ def claim_5(splits, settings):
                 align, far = result["alignment"], evaluation.ends(split)[1]
                 found.setdefault((split, config["model"]), []).append(
                     (align["out: answer"] - align["out: stimulus"], result["accuracy"][far]))
-    if len(found) < 6:
+    return torch.tensor([[statistics.mean(part) for part in zip(*seeds)] for seeds in found.values()]).reshape(-1, 2).T
+
+
+def claim_5(splits, settings):
+    """The verdict on claim 5, with the correlation and its 95 % interval (Fisher's transformation)."""
+    x, y = organized(splits, settings)
+    if len(x) < 6:
         return "cannot be judged"
-    x, y = torch.tensor([[statistics.mean(part) for part in zip(*seeds)] for seeds in found.values()]).T
     r = evaluation.spearman(x, y)
-    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(found) - 3) ** 0.5
+    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5
     low, high = math.tanh(center - half), math.tanh(center + half)
     outcome = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
     return f"{outcome} ({r:.2f}: {low:.2f} to {high:.2f})"
 
 
+def schedules(splits):
+    """The schedules, at the working sizes and at the paper's, that there are runs of."""
+    found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
+    return [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
+
+
 def claims_table(splits, markdown=False):
     """One row per claim, one column for each schedule, at the working sizes and at the paper's."""
-    found = {config["settings"].split("-layers")[0] for runs in splits.values() for config, _ in runs}
-    columns = [c for c in ("quick", "quick-paper", "full", "full-paper") if c in found]
+    columns = schedules(splits)
     rows = [[claim, *(verdict(splits, comparisons, c) for c in columns)] for claim, comparisons in CLAIMS.items()]
     rows.append(["5 organized like the answer: generalizes better", *(claim_5(splits, c) for c in columns)])
     return evaluation.table(["claim", *columns], rows, markdown)
+
+
+def within_table(splits, markdown=False):
+    """Claim 5 within each split, where it cannot be that some splits are harder than others: the rank correlation over
+    the paper's models, where there are at least four."""
+    rows = []
+    for settings in schedules(splits):
+        pairs = [organized({split: runs}, settings) for split, runs in splits.items()]
+        rows.append([settings, *(f"{evaluation.spearman(x, y):.2f}" if len(x) > 3 else "" for x, y in pairs)])
+    return evaluation.table(["claim 5 within", *splits], rows, markdown)
 
 
 def main(argv=None):
@@ -112,7 +134,7 @@ def main(argv=None):
             raise ValueError(f"no finished run in {', '.join(map(str, args.runs))}: train one with train.py")
     except ValueError as error:
         parser.error(str(error))
-    print(claims_table(splits, args.markdown))
+    print(f"{claims_table(splits, args.markdown)}\n\n{within_table(splits, args.markdown)}")
 
 
 if __name__ == "__main__":

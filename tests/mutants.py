@@ -65,6 +65,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("center, half = p + z * z / (2 * n)", "center, half = p"),
         ("answer[operator == op].mode()", "answer.mode()"),
         ("(data.LOCATION, 1 / objects)", "(data.LOCATION, 1 / objects ** 2)"),
+        ("colors[:, 1:].amax(1) / objects", "1 / (colors[:, 1:] > 0).sum(1)"),
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("fit, near = near[:n // 2], near[n // 2:]", "fit, near = near[:n // 2], near[:n // 2]"),
         ('log[-1]["train"] > log[-2]["train"] + 0.01', 'log[-1]["train"] > log[-2]["train"]')],

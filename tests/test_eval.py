@@ -182,6 +182,8 @@ def test_better_needs_more_than_the_interval_over_seeds():
     high, low = [0.7, 0.8, 0.9], [0.4, 0.5, 0.6]
     assert claims.better(high, low) and not claims.better(low, high)
     assert not claims.better(high, [x + 0.1 for x in low])
+    assert claims.better([0.5, 0.52], [0.35])  # a baseline is exact: one degree of freedom, an interval of 12.7 * 0.01
+    assert not claims.better([0.44, 0.48], [0.35])
 
 
 def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2, like_answer=0.0):
@@ -238,6 +240,10 @@ def test_claim_5_is_a_rank_correlation(sign, expected):
     if sign == 0:
         runs = runs[:5]
     assert claims.claim_5({"distractor": runs}, "quick").startswith(expected)
+    within = {1: "0.89", -1: "-0.89", 0: "", -2: "-1.00"}[sign]  # 0: of two models
+    few = fake("systematic1", "rnn", [0.1])
+    lines = claims.within_table({"distractor": runs, "systematic1": few}).splitlines()
+    assert lines[0].split("  ")[1:] == ["distractor", "systematic1"] and lines[1].split() == ["quick", *within.split()]
 
 
 def test_claims_read_the_runs(tmp_path, capsys):

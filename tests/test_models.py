@@ -149,12 +149,14 @@ def test_treetfmr_folds_as_the_oracle_does(depth):
         assert torch.equal(model.fold(levels).argmax(1), data.solve(trials.instruction, trials.stimulus)[0])
 
 
-def test_treetfmr_looks_up_what_multiplying_would_give():
-    retrieve = random_parameters(evaluation.module_of("treetfmr").Retrieve(16))
+@pytest.mark.parametrize("tied", [True, False])
+def test_treetfmr_looks_up_what_multiplying_would_give(tied):
+    retrieve = random_parameters(evaluation.module_of("treetfmr").Retrieve(16, tied))
     selectors = torch.tensor([[[3, 4], [3, 0], [0, 4], [0, 0]]]).expand(12, -1, -1)
     stimulus = BATCH.stimulus.long()
     unit = [F.normalize(table, dim=1) for table in retrieve.features]
-    asks = [(unit[i][selectors[:, :, i]] * (selectors[:, :, i:i + 1] > 0)) for i in (0, 1)]  # (B, N, C) each
+    asking = unit if tied else [F.normalize(table, dim=1) for table in retrieve.asks]
+    asks = [(asking[i][selectors[:, :, i]] * (selectors[:, :, i:i + 1] > 0)) for i in (0, 1)]  # (B, N, C) each
     keys = [unit[i][stimulus[:, :, i]] for i in (0, 1)]  # (B, S, C) each
     count = (selectors > 0).sum(2, True)
     score = sum(q @ k.mT for q, k in zip(asks, keys)) / count.clamp(min=1)
@@ -168,6 +170,7 @@ def test_treetfmr_ablations_change_what_they_name():
     plain = make("treetfmr")
     assert (len(make("treetfmr", shared=False).compute), len(plain.compute)) == (5, 1)
     assert make("treetfmr", choice=False).gate is None and plain.merge is None
+    assert plain.retrieve.asks is None and len(make("treetfmr", tied=False).retrieve.asks) == 2
     one = make("treetfmr", queries=1)  # a single query for two selectors cannot tell in which order they stand
     swapped = BATCH.instruction.clone()
     swapped[:, :, 1:] = swapped[:, :, [3, 4, 1, 2]]

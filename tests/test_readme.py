@@ -1,5 +1,6 @@
 """Every command of the README runs, at reduced size, in the README's order."""
 import importlib.util
+import inspect
 import itertools
 import re
 import shlex
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", README, re.M)  # each with the command that printed it
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
+NAMES = re.findall(r"^`models/(\w+)\.py`$", README, re.M)  # a diagram follows each
 COMMANDS = [line.split("#")[0] for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
 
 
@@ -85,9 +87,21 @@ def test_every_flag_has_help(program, capsys):
     assert len(entries) > 5 and all(re.search(r"\(default:\s", text) for _, text in entries)  # argparse adds it to a help text only
 
 
-@pytest.mark.parametrize("name", evaluation.available())
+def test_readme_lists_the_working_sizes():
+    for name in NAMES:
+        module = evaluation.module_of(name)
+        sizes = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
+        training = train.SCHEDULES["quick"] | {"optimizer": "muon"} | getattr(module, "QUICK", {})
+        cells = [name, *(str(sizes.get(key, "")) for key in ("layers", "heads", "dim")),
+                 f"{sum(p.numel() for p in module.Model().parameters()):,}", f"{training['steps']:,}",
+                 str(training["batch_size"]), training["optimizer"]]
+        assert re.search(r"^\| " + r" +\| +".join(map(re.escape, cells)) + r" +\|$", README, re.M), cells
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_readme_shows_the_diagram_of_every_model(name):
     """It stands in the README as it stands in the file: the indented part of the docstring, up to the first text."""
+    assert len(NAMES) == 9
     lines = evaluation.module_of(name).__doc__.split("\n")[2:]
     diagram = list(itertools.takewhile(lambda line: not line or line.startswith("    "), lines))
-    assert len(diagram) > 5 and "\n".join(diagram).strip("\n") in README and f"`models/{name}.py`" in README
+    assert len(diagram) > 5 and "\n".join(diagram).strip("\n") in README

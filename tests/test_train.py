@@ -322,12 +322,15 @@ def test_wilson_interval():
 
 
 def test_baselines_by_hand():
-    """Three trials of depth 1: two objects, a red a (cell 0) and a blue b (cell 1)."""
+    """Four trials of depth 1: three objects, a red a (cell 0), a blue b (cell 1) and a red c (cell 2)."""
     red, blue = 1, 3
-    stimulus = torch.zeros(3, 100, 2, dtype=torch.int32)
-    stimulus[:, 0], stimulus[:, 1] = torch.tensor([1, red]), torch.tensor([2, blue])
-    instruction = torch.tensor([[[data.EXIST, 1, blue, 0, 0]], [[data.LOCATION, 1, red, 0, 0]], [[data.COLOR, 2, 0, 0, 0]]])
-    trials = data.Trials(instruction, stimulus, torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1]))
+    stimulus = torch.zeros(4, 100, 2, dtype=torch.int32)
+    stimulus[:, 0], stimulus[:, 1], stimulus[:, 2] = torch.tensor([[1, red], [2, blue], [3, red]])
+    instruction = torch.tensor([[[data.EXIST, 1, blue, 0, 0]], [[data.LOCATION, 1, red, 0, 0]], [[data.COLOR, 2, 0, 0, 0]],
+                                [[data.SHAPE, 0, blue, 0, 0]]])
+    trials = data.Trials(instruction, stimulus, torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1,
+                                                              data.FIRST_SHAPE + 1]))
     operator = instruction[:, 0, 0]
-    assert evaluation.chance(trials, operator).tolist() == [1, 1, 1]  # one trial per operator: its answer is a constant
-    assert evaluation.no_binding(trials, instruction[:, 0]).tolist() == [0, 0.5, 0.5]  # a and blue are both there: it says True
+    assert evaluation.chance(trials, operator).tolist() == [1, 1, 1, 1]  # one trial per operator: its answer is a constant
+    expected = torch.tensor([0, 1 / 3, 2 / 3, 1 / 3])  # a and blue are both there: it says True; two of three are red
+    torch.testing.assert_close(evaluation.no_binding(trials, instruction[:, 0]), expected)
