@@ -53,7 +53,8 @@ def no_binding(trials, token):
     (n, 5) answers: an object exists if its shape and its color do, is on any cell taken, has the most frequent color or
     shape. Parities stay at chance: their decoy makes the cells the same whatever the answer."""
     operator, shape, color = token[:, :3].unbind(1)
-    shapes, colors = (F.one_hot(x.long(), 27).sum(1) for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
+    shapes, colors = (torch.zeros(len(operator), 27).scatter_add_(1, x.long(), torch.ones(x.shape))
+                      for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
     exists = (shapes.gather(1, shape[:, None].long()) * colors.gather(1, color[:, None].long()) > 0)[:, 0]
     right, objects = chance(trials, operator), shapes[:, 1:].sum(1)
     for op, value in ((data.EXIST, (exists == (trials.answer == data.TRUE)).float()), (data.LOCATION, 1 / objects),

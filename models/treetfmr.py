@@ -15,7 +15,7 @@ It can read trees deeper than any that it was trained on because nothing in it k
 values is again such a value. What it is given, and the paper's models are not: which token is whose child, that an
 IfElse is a choice between two branches, and that a selector fits an object of its shape and color. What it learns:
 what every operator means, and that the value of a condition is to be read as a choice. Its ablations (class arguments)
-say what of this is needed: a query for each selector and shared weights are, the choice and the fit it can learn too.
+say what is needed: a query for each selector and shared weights are; the choice and the fit can be learned as well.
 
 Differs from the paper: all of it.
 """
