@@ -47,8 +47,8 @@ class Retrieve(nn.Module):
             # Both sides come from one small vocabulary, so look their products up instead of multiplying.
             has = F.normalize(self.features[i % 2], dim=1)
             asks = has if self.asks is None else F.normalize(self.asks[i % 2], dim=1)
-            asked = torch.arange(len(has), device=has.device)[:, None] > 0  # 0 asks for nothing
-            same = (asks @ has.T * asked)[selectors[:, :, i]]
+            something = torch.arange(len(has), device=has.device)[:, None] > 0  # 0 asks for nothing
+            same = (asks @ has.T * something)[selectors[:, :, i]]
             score = score + same.gather(2, stimulus[:, None, :, i % 2].expand(-1, selectors.shape[1], -1))
         for i, table in enumerate(self.features):
             value = value + F.embedding(stimulus[:, :, i], table)
