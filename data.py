@@ -5,8 +5,8 @@ A trial asks one question about a 10 x 10 grid of colored letters. The question 
     instruction (T, 5)                          stimulus (100, 2)                answer
     IfElse                                      . . . . . . . . . .
      |- if    Exist(red a)              +       . a . . . b . . . .       ->     one of 138 classes
-     |- then  GetColor(b)                       . . . . c . . . . .              0 True, 1 False, 2..101 cells,
-     '- else  SumEven(blue c, pink a)           . . . . . . . . . .              102..127 letters, 128..137 colors
+     |- then  GetColor(b)                       . . . . c . . a . .              0 True, 1 False, 2..101 cells,
+     '- else  SumEven(blue c, pink a)           . . d . . . (10 rows)            102..127 letters, 128..137 colors
 
     instruction token  (operator, shape 1, color 1, shape 2, color 2), 0 = none. Level by level, each level
                        from left (True) to right (False): its operators, then, if it is not the last, its IfElses.
@@ -14,7 +14,8 @@ A trial asks one question about a 10 x 10 grid of colored letters. The question 
 
 Differs from the reference release: 1) every trial is well posed (see solve); 2) two shortcuts to an answer
 are closed: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
-held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats.
+held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats; 6) of the two objects of a
+product, one at least lies on an odd row and an odd column.
 """
 import argparse
 import contextlib
@@ -34,7 +35,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COLOR_NAMES = ("red", "green", "blue", "yellow", "purple", "orange", "white", "pink", "cyan", "brown")
 OPERATORS = ("none", "Exist", "GetLocation", "GetColor", "GetShape", "SumEven", "SumOdd", "ProductEven",
              "ProductOdd", "IfElse")
-_, EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(10)
+_, EXIST, GET_LOCATION, GET_COLOR, GET_SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(10)
 TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, 138
 
 
@@ -47,8 +48,8 @@ class Trials(NamedTuple):
 # ---- the splits -----------------------------------------------------------------------------------------------
 
 class Pool(NamedTuple):
-    """What one kind of trial is made of: inner operators, leaf operators, and the objects they ask for."""
-    leaves: tuple = (EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
+    """What one kind of trial is made of: leaf operators, inner operators, and the objects they ask for."""
+    leaves: tuple = (EXIST, GET_LOCATION, GET_COLOR, GET_SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
     conditions: tuple = (EXIST, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
     shapes: range = range(SHAPES)
     colors: range = range(COLORS)
@@ -63,10 +64,10 @@ class Subset(NamedTuple):
 
 LOW_SHAPES, HIGH_SHAPES = range(SHAPES // 2), range(SHAPES // 2, SHAPES)
 LOW_COLORS, HIGH_COLORS = range(COLORS // 2), range(COLORS // 2, COLORS)
-OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, SHAPE), (SUM_ODD, PRODUCT_ODD, LOCATION, COLOR)
+OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, GET_SHAPE), (SUM_ODD, PRODUCT_ODD, GET_LOCATION, GET_COLOR)
 SYSTEMATIC1 = Subset(pools=(Pool(OPS_A, colors=LOW_COLORS), Pool(OPS_B, shapes=HIGH_SHAPES)))
 IF_A, IF_B = (EXIST, SUM_EVEN, PRODUCT_EVEN), (SUM_ODD, PRODUCT_ODD)
-THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, COLOR, SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, LOCATION)
+THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, GET_COLOR, GET_SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, GET_LOCATION)
 SYSTEMATIC3 = Subset(pools=(Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,))
 
 SPLITS = {  # split -> {"train": its training distribution, test set: its distribution, ...}; in distribution first
@@ -108,7 +109,8 @@ class _Random:
 
 def _distinct(index, group=None):
     """index (n, k): the place of the i-th number drawn among those not drawn before; returns the numbers. With group
-    (n, k), only numbers of the same group differ."""
+    (n, k), only numbers of the same group differ. (A Lehmer code, decoded from its end: each number moves up those
+    after it that are not below it.)"""
     index = index.T.to(torch.int16).contiguous()  # (k, n): the loop below then runs over long rows
     group = None if group is None else group.T.to(torch.int16).contiguous()
     for i in reversed(range(len(index) - 1)):
@@ -118,7 +120,7 @@ def _distinct(index, group=None):
 
 
 def _not_in(taken, index):
-    """index (n, k): the place of a number among those not in taken (n, m); returns the numbers."""
+    """index (n, k): the place of a number among those not in taken (n, m), FAR for none; returns the numbers."""
     free_below = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)  # for each number taken
     return index + torch.searchsorted(free_below, index, right=True)
 
@@ -143,17 +145,17 @@ def _features(subset, pool, op, second, random):
     other selectors are drawn without replacement from what the pool has left; then distractors, with replacement,
     from all that is left. Exist draws two pairs: its selector, and a stand-in to be there if its object is not."""
     (n, size), device = op.shape, op.device
-    get_color, get_shape = op == COLOR, op == SHAPE
+    get_color, get_shape = op == GET_COLOR, op == GET_SHAPE
     orders, counts = [], []
-    for feature, number in (("shapes", SHAPES), ("colors", COLORS)):
-        outside = torch.tensor([[x not in getattr(p, feature) for x in range(number)] for p in subset.pools],
+    for feature, count in (("shapes", SHAPES), ("colors", COLORS)):
+        outside = torch.tensor([[x not in getattr(p, feature) for x in range(count)] for p in subset.pools],
                                device=device)[pool]
-        order = _distinct(random.below(number - torch.arange(number, device=device), number))
+        order = _distinct(random.below(count - torch.arange(count, device=device), count))
         orders.append(order.gather(1, outside.gather(1, order).sort(dim=1, stable=True).indices))
         counts.append((~outside).sum(1, True))
     drawn = torch.stack([~(get_color | get_shape), second | (op == EXIST)], 2).flatten(1)
     rank, number = drawn.cumsum(1) - 1, drawn.sum(1, True)
-    top, left = get_color.sum(1, True), get_shape.sum(1, True)  # reserved rows and columns, (n, 1)
+    top, left = get_color.sum(1, True), get_shape.sum(1, True)  # reserved rows at the top, columns at the left, (n, 1)
     height, width = counts[0] - top, counts[1] - left  # of what the pool has left
     ok = (height > 0) & (width > 0) & (number <= height * width) & (number < (SHAPES - top) * (COLORS - left))
     top, left = top.clamp(max=SHAPES - 1), left.clamp(max=COLORS - 1)  # so that what is not ok breaks nothing
@@ -184,8 +186,9 @@ def _cells(op, second, truth, path, distractors, random):
     are the operators from the answer up to the root, `distractors` (n, D) which of them are there.
 
     One object decides a parity; the other, if any, lies anywhere (sum) or on an odd row and column (product). The
-    first distractors are decoys, one for each operator of the path as far as they reach: a decoy takes a class
-    with which its operator would have been the opposite, so that the grid has the same classes either way."""
+    first distractors are those of the operators of the path, as far as they reach. That of a sum or product is a decoy:
+    it takes a class with which its operator would have been the opposite, so that the grid has the same classes either
+    way."""
     size, device = op.shape[1], op.device
     parity, is_sum = op >= SUM_EVEN, op <= SUM_ODD
     odd = truth ^ (op == SUM_EVEN) ^ (op == PRODUCT_EVEN)
@@ -211,6 +214,7 @@ def _cells(op, second, truth, path, distractors, random):
 
     free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors.shape[1], device=device)
     free = _not_in(place, _distinct(random.below(free.clamp(min=1), free.shape[1])))
+    # One free cell for the two objects of an operator: where it has a second one on the grid, both are bound.
     free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1).clamp(max=GRID * GRID - 1)
     free[:, :bound.shape[1]] = torch.where(bound, place, free[:, :bound.shape[1]])
     return CELLS.to(device)[free], ok
@@ -233,11 +237,11 @@ def _generate(subset, depth, n, generator):
     present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), distractors], 1)
 
     selectors = features[:, :2 * size].reshape(n, size, 4)
-    shown = torch.stack([op != SHAPE, op != COLOR, second, second], 2)
+    shown = torch.stack([op != GET_SHAPE, op != GET_COLOR, second, second], 2)
     instruction = torch.zeros(n, (3 * size - 1) // 2, 5, dtype=torch.int32, device=device)
     instruction[:, :, 0] = IF_ELSE
-    # Before a level stand as many IfElses as operators.
-    token = [i + (1 << (i + 1).bit_length() - 1) - 1 for i in range(size)]
+    # Before level l stand 2^l - 1 operators and as many IfElses.
+    token = [2 * (2 ** l - 1) + i for l in range(depth // 2 + 1) for i in range(2 ** l)]
     instruction[:, token] = torch.cat([op[:, :, None].int(), selectors * shown], 2)
 
     missing = ((op == EXIST) & ~truth)[:, :, None]
@@ -247,8 +251,8 @@ def _generate(subset, depth, n, generator):
     stimulus = stimulus.scatter_(1, place, features)[:, :-1]
 
     answer, asked = (~truth).gather(1, node).long(), op.gather(1, node)
-    for operator, value in ((LOCATION, FIRST_CELL + cell), (SHAPE, FIRST_SHAPE - 1 + features[:, :, 0]),
-                            (COLOR, FIRST_COLOR - 1 + features[:, :, 1])):
+    for operator, value in ((GET_LOCATION, FIRST_CELL + cell), (GET_SHAPE, FIRST_SHAPE - 1 + features[:, :, 0]),
+                            (GET_COLOR, FIRST_COLOR - 1 + features[:, :, 1])):
         answer = torch.where(asked == operator, value.gather(1, 2 * node), answer)
 
     trials, again = Trials(instruction, stimulus, answer[:, 0]), ~(enough & room)[:, 0]
@@ -261,7 +265,7 @@ def _generate(subset, depth, n, generator):
 # ---- streams of trials ----------------------------------------------------------------------------------------
 
 CHUNK = 10_000  # trials per call of the generator; part of what a stream is
-MAX_SEED = 2 ** 63 - 1  # torch's
+MAX_SEED = 2 ** 63 - 1  # of 64 bits with a sign
 
 
 def _stream(device, *name):
@@ -305,9 +309,10 @@ def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
 
 def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
-    on (seed, split, i, batch_size, train_size) and the kind of device alone. No trial comes twice, unless `train_size`
-    fixes how many there are: then that many, evenly over the depths, reshuffled each epoch. Raises ValueError for a
-    split or device that does not exist and for numbers too small."""
+    on (seed, split, i, batch_size, train_size) and the kind of device alone. All trials are drawn anew, unless
+    `train_size` fixes how many there are: then that many, evenly over the depths, reshuffled each epoch (and those
+    that do not fill a batch left out of it). Raises ValueError for a split or device that does not exist and for
+    numbers too small."""
     subset = _subset(split, "train")
     _check_numbers(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
     if train_size is not None:  # a batch of each depth
@@ -349,8 +354,8 @@ def _evaluate(instruction, stimulus):
     product = torch.where(asked, row * column, 1).prod(2) % 2
     at = stimulus.gather(1, cell[:, :, :1].expand(-1, -1, 2))  # the first selector's object
     answer = torch.zeros_like(total)
-    for operator, value in ((EXIST, (~match[:, :, 0].any(2)).long()), (LOCATION, FIRST_CELL + cell[:, :, 0]),
-                            (COLOR, FIRST_COLOR - 1 + at[:, :, 1]), (SHAPE, FIRST_SHAPE - 1 + at[:, :, 0]),
+    for operator, value in ((EXIST, (~match[:, :, 0].any(2)).long()), (GET_LOCATION, FIRST_CELL + cell[:, :, 0]),
+                            (GET_COLOR, FIRST_COLOR - 1 + at[:, :, 1]), (GET_SHAPE, FIRST_SHAPE - 1 + at[:, :, 0]),
                             (SUM_EVEN, total), (SUM_ODD, 1 - total),
                             (PRODUCT_EVEN, product), (PRODUCT_ODD, 1 - product)):
         answer = torch.where(op == operator, value, answer)
@@ -397,7 +402,8 @@ def solve(instruction, stimulus, distractors=(1, 40)):
     objects = (stimulus > 0).any(2).sum(1) - asked.sum((1, 2))
     counted = (objects >= distractors[0]) & (objects <= distractors[1])
     whole = (stimulus[:, :, 0] > 0) == (stimulus[:, :, 1] > 0)
-    ok = torch.stack([distinct, single.all(2).all(1), counted, whole.all(1)], 1)
+    single = single.all(2).all(1) & asked[:, operator, 0].all(1)
+    ok = torch.stack([distinct, single, counted, whole.all(1)], 1)
     return answer.gather(1, _walk(answer)[:, -1:])[:, 0], ok
 
 
@@ -421,6 +427,9 @@ def _check(instruction, stimulus):
     op, if_else = instruction[:, :, 0], torch.tensor(is_if_else[:instruction.shape[1]], device=instruction.device)
     if ((op == IF_ELSE) != if_else).any() or (op == 0).any():
         raise ValueError(f"instruction must have IfElse at {if_else.nonzero().flatten().tolist()}, operators elsewhere")
+    inner = op[:, :-widths[sizes.index(op.shape[1])]]
+    if ((inner >= GET_LOCATION) & (inner <= GET_SHAPE)).any():
+        raise ValueError("instruction must have operators that are True or False where an IfElse follows")
 
 
 # ---- for people -------------------------------------------------------------------------------------------------
@@ -433,9 +442,9 @@ def _phrase(token, leaf):
     """One operator in English: a question to answer at a leaf, a condition elsewhere."""
     op, shape, color, *second = token
     names = f"the {_object(shape, color)}" + (f" and the {_object(*second)}" if any(second) else "")
-    if op in (LOCATION, COLOR, SHAPE):
-        return {LOCATION: f"say where {names} is", COLOR: f"say which color {names} has",
-                SHAPE: f"say which letter is {_object(shape, color)}"}[op]
+    if op in (GET_LOCATION, GET_COLOR, GET_SHAPE):
+        return {GET_LOCATION: f"say where {names} is", GET_COLOR: f"say which color {names} has",
+                GET_SHAPE: f"say which letter is {_object(shape, color)}"}[op]
     verb, parity = "add up" if op < PRODUCT_EVEN else "multiply", "even" if op in (SUM_EVEN, PRODUCT_EVEN) else "odd"
     condition = f"the row and column of {names} {verb} to an {parity} number"
     if op == EXIST:

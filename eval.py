@@ -30,13 +30,18 @@ KEYS = {"config.json": {"split": str, "model": str, "settings": str, "seed": int
 RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
 
 
+class Refused(ValueError):
+    """What was asked for cannot be done, said in one line. Any other error is a bug, and shows its traceback."""
+
+
 # ---- test sets and baselines ------------------------------------------------------------------------------------
 
 @functools.cache
 def test_set(split, subset, n):
     """Trials, the operator that answers each (n,), and the accuracy of the two baselines on each (n,)."""
     made = data.trials(split, subset, n)
-    token = made.instruction[torch.arange(n), data.path(made.instruction, made.stimulus)[:, -1]]  # (n, 5)
+    parts = zip(made.instruction.split(1000), made.stimulus.split(1000))  # all at once would take gigabytes
+    token = made.instruction[torch.arange(n), torch.cat([data.path(*part)[:, -1] for part in parts])]  # (n, 5)
     return made, token[:, 0], chance(made, token[:, 0]), no_binding(made, token)
 
 
@@ -57,8 +62,9 @@ def no_binding(trials, token):
                       for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
     exists = (shapes.gather(1, shape[:, None].long()) * colors.gather(1, color[:, None].long()) > 0)[:, 0]
     right, objects = chance(trials, operator), shapes[:, 1:].sum(1)
-    for op, value in ((data.EXIST, (exists == (trials.answer == data.TRUE)).float()), (data.LOCATION, 1 / objects),
-                      (data.COLOR, colors[:, 1:].amax(1) / objects), (data.SHAPE, shapes[:, 1:].amax(1) / objects)):
+    for op, value in ((data.EXIST, (exists == (trials.answer == data.TRUE)).float()), (data.GET_LOCATION, 1 / objects),
+                      (data.GET_COLOR, colors[:, 1:].amax(1) / objects),
+                      (data.GET_SHAPE, shapes[:, 1:].amax(1) / objects)):
         right = torch.where(operator == op, value, right)
     return right
 
@@ -78,70 +84,66 @@ def available():
 
 
 def module_of(name):
-    """The module models/<name>.py. ValueError for a name that is no model."""
+    """The module models/<name>.py. Refused for a name that is no model."""
     if name not in available():
-        raise ValueError(f"no model {name!r}; there are {', '.join(available())}")
+        raise Refused(f"no model {name!r}; there are {', '.join(available())}")
     return importlib.import_module(f"models.{name}")
 
 
 def pick_device(name):
-    """The device of that name, or for auto the best one here. ValueError where it is not there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """The device of that name, or for auto the GPU if there is one, else the CPU. Refused where it is not there."""
+    there = {"cuda": torch.cuda.is_available(), "cpu": True, "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return next(d for d in there if there[d])
     if not there.get(name):
-        raise ValueError(f"there is no device {name!r} here; there is {', '.join(d for d in there if there[d])}")
+        raise Refused(f"there is no device {name!r} here; there is {', '.join(d for d in there if there[d])}")
     return name
 
 
 def reason(error):
-    """What an exception says, in one line."""
-    return (str(error) or repr(error)).splitlines()[0]
+    """What an exception says, in one line of at most 300 characters."""
+    return " ".join((str(error) or repr(error)).split())[:300]
 
 
 def read(path):
-    """What config.json or result.json of a run folder holds. ValueError where it is damaged or not of this format."""
+    """What config.json or result.json of a run folder holds. Refused where it is damaged or not of this format."""
     try:
         content = dict(json.loads(path.read_text()))
         if content["format"] != FORMAT:
-            raise ValueError(f"it is of format {content['format']}, this program reads {FORMAT}")
+            raise Refused(f"it is of format {content['format']}, this program reads {FORMAT}")
         wrong = [key for key, kind in KEYS[path.name].items() if not isinstance(content.get(key), kind)]
         if wrong:
-            raise ValueError(f"no {', '.join(wrong)} as it should be")
+            raise Refused(f"no {', '.join(wrong)} as it should be")
         if path.name == "config.json" and (content["split"] not in data.SPLITS or content["model"] not in available()):
-            raise ValueError(f"no split {content['split']!r} or no model {content['model']!r}")
+            raise Refused(f"no split {content['split']!r} or no model {content['model']!r}")
         return content
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from error
+        raise Refused(f"{path} is damaged: {reason(error)}") from error
 
 
 def load(folder, config, device):
-    """The model of a run folder, and how many steps it has trained. ValueError where the files are damaged."""
+    """The model of a run folder, and how many steps it has trained. Refused where the files are damaged."""
     try:
         model = module_of(config["model"]).Model(**config["model_args"])
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
         return model.to(device).eval(), checkpoint["step"]
     except Exception as error:  # whatever is wrong with the files, it is the files
-        raise ValueError(f"{folder} does not hold a readable run: {reason(error)}") from error
+        raise Refused(f"{folder} does not hold a readable run, or one of other code: {reason(error)}") from error
 
 
 @torch.no_grad()
-def in_parts(function, trials, device):
+def in_parts(function, trials, device, precision="float32"):
     """What a model, or its `features`, makes of trials (n, ..): a hundred at a time; the result is on the CPU."""
-    return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
-                      zip(trials.instruction.split(100), trials.stimulus.split(100))])
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+        return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
+                          zip(trials.instruction.split(100), trials.stimulus.split(100))])
 
 
-def predict(model, split, n, device, precision, first=1):
-    """The model's answers to the first n trials of each test set of a split, from the `first` on: subset -> (n,) on
-    the CPU."""
-    predictions = {}
-    for subset in list(data.SPLITS[split])[first:]:
-        made = test_set(split, subset, n)[0]
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
-            predictions[subset] = in_parts(model, made, device).argmax(1)
-    return predictions
+def predict(model, split, n, device, precision):
+    """The model's answers to the first n trials of each test set of a split: subset -> (n,) on the CPU."""
+    return {subset: in_parts(model, test_set(split, subset, n)[0], device, precision).argmax(1)
+            for subset in list(data.SPLITS[split])[1:]}
 
 
 def wilson(p, n):
@@ -159,7 +161,7 @@ def score(split, predictions):
         right, columns = (predicted == made.answer).float(), {subset: operator > 0}  # name -> which trials
         if (split, subset) == ("systematic1", "ood"):
             # GetColor's and GetShape's held-out selectors: no operator was ever asked with them in that form.
-            columns["ood6"] = (operator != data.COLOR) & (operator != data.SHAPE)
+            columns["ood6"] = (operator != data.GET_COLOR) & (operator != data.GET_SHAPE)
         for column, chosen in columns.items():
             result["accuracy"][column] = right[chosen].mean().item()
             result["interval"][column] = wilson(result["accuracy"][column], int(chosen.sum()))
@@ -294,13 +296,13 @@ def rising(log):
 
 
 def log_of(folder):
-    """The rows of a run's log.csv, if there is one yet. ValueError where it is damaged."""
+    """The rows of a run's log.csv, if there is one yet. Refused where it is damaged."""
     path = folder / "log.csv"
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         return [{key: float(row[key]) for key in ("trials", "train")} for row in csv.DictReader(lines)]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged: {reason(error)}") from error
+        raise Refused(f"{path} is damaged: {reason(error)}") from error
 
 
 def by_settings(runs):
@@ -316,7 +318,7 @@ def split_table(split, runs, markdown=False, per_operator=False):
     arrow marks what was below 99 % in distribution, and still rising, when the run ended."""
     columns, near = list(runs[0][1]["accuracy"]), in_distribution(split)
     if any(list(result["accuracy"]) != columns for _, result in runs):
-        raise ValueError(f"runs of {split} were tested on different sets: name one kind of them alone")
+        raise Refused(f"runs of {split} were tested on different sets: name one kind of them alone")
     rows = [[key.replace("_", " "), *(percent([runs[0][1][key][c]]) for c in columns)]
             for key in ("chance", "no_binding")]
     for label, results in by_settings(runs).items():
@@ -335,13 +337,11 @@ COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", 
 
 def plot(splits, path):
     """Draws, for each split, accuracy by test set and learning curves: a line per model and settings, the spread over
-    seeds shaded. ValueError where matplotlib is missing or cannot write the file."""
+    seeds shaded. Refused where matplotlib is missing or cannot write the file."""
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display and keeps every figure
     except ImportError as error:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
-    looks = [{"color": color, "marker": marker, "linestyle": line} for line in ("-", "-.", ":")
-             for color, marker in zip(COLORBLIND, "osD^v<>PX")]
+        raise Refused("--plot needs matplotlib: pip install matplotlib") from error
     styles, lines = {}, {}  # of each label
     figure = Figure(figsize=(6 * len(splits) + 2, 8), layout="constrained")
     axes = figure.subplots(2, len(splits), squeeze=False)
@@ -349,7 +349,8 @@ def plot(splits, path):
         columns = list(runs[0][1]["accuracy"])
         lines["chance"], = top.plot(columns, [runs[0][1]["chance"][c] for c in columns], "k--")
         for label, results in by_settings(runs).items():
-            style = styles.setdefault(label, looks[len(styles) % len(looks)])
+            i = len(styles)
+            style = styles.setdefault(label, {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10]})
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
             lines[label], = top.plot(columns, values.mean(0), **style)
             top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
@@ -361,7 +362,7 @@ def plot(splits, path):
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot write {path}: {error}") from error
+        raise Refused(f"cannot write {path}: {error}") from error
 
 
 def probe_table(model, split, device, markdown):
@@ -384,8 +385,8 @@ def rsa_table(splits, markdown):
 
 def mistakes(model, split, n, device, precision):
     """The first n trials that the model answers wrong, of the first 1,000 of the last test set, as text."""
-    (subset, predicted), = predict(model, split, 1000, device, precision, first=-1).items()
-    made = test_set(split, subset, 1000)[0]
+    made = test_set(split, list(data.SPLITS[split])[-1], 1000)[0]
+    predicted = in_parts(model, made, device, precision).argmax(1)
     wrong = (predicted != made.answer).nonzero()[:n, 0].tolist()
     return "\n\n".join(data.show(data.Trials(*(x[i] for x in made)))
                        + f"\nThe model says: {data.name(int(predicted[i]))}" for i in wrong) or "No mistake in 1,000."
@@ -409,7 +410,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         evaluate(args)
-    except ValueError as error:
+    except Refused as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -420,18 +421,19 @@ def evaluate(args):
     device, where = pick_device(args.device), ", ".join(map(str, args.runs))
     folders = sorted({c.parent.resolve() for path in args.runs for c in path.rglob("config.json")})
     if not folders:
-        raise ValueError(f"no run in {where}: train one with train.py")
+        raise Refused(f"no run in {where}: train one with train.py")
     needed = "result.json" if args.saved else "checkpoint.pt"
     folders = [folder for folder in folders if (folder / needed).exists()]  # others are not finished, or not begun
     if not folders:
-        raise ValueError(f"no run in {where} has a {needed}" + ": leave out --saved" * args.saved)
+        raise Refused(f"no run in {where} has a {needed}" + ": leave out --saved" * args.saved)
     splits = {}
     for folder in folders:
         config, result = read(folder / "config.json"), read(folder / "result.json") if args.saved else {}
         split = config["split"]
-        if not args.saved or args.show or args.attention or args.probe:
+        looks_inside = args.show or args.attention or args.probe
+        if looks_inside or not args.saved:
             if not (folder / "checkpoint.pt").exists():
-                raise ValueError(f"{folder} has no checkpoint.pt, which --show, --attention and --probe need")
+                raise Refused(f"{folder} has no checkpoint.pt, which --show, --attention and --probe need")
             model, step = load(folder, config, device)
         if not args.saved:
             result = score(split, predict(model, split, args.n, device, config["precision"]))
@@ -440,7 +442,7 @@ def evaluate(args):
             if step < config["steps"]:
                 config["settings"] += f", step {step:,} of {config['steps']:,}"
         splits.setdefault(split, []).append((config, result | {"log": log_of(folder)}))
-        if args.show or args.attention or args.probe:
+        if looks_inside:
             print(f"\n{folder}")
         if args.show:
             print("\n" + mistakes(model, split, args.show, device, config["precision"]))
@@ -454,6 +456,8 @@ def evaluate(args):
             values = sorted({str(config[key]) for config, _ in runs})
             if len(values) > 1:
                 print(f"These rows differ in {key}: {', '.join(values)}.")
+        if len({(config["model"], config["settings"], config["seed"]) for config, _ in runs}) < len(runs):
+            print("Some of these runs have one model, settings and seed, and are counted as several.")
     if args.plot:
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")

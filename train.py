@@ -4,7 +4,8 @@
     python train.py --model all --split all --seed 0 1 2          # interrupted? the same command goes on
 
 Every run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.json (all it was made with), log.csv
-(how it went), checkpoint.pt (to go on from, at most a minute old) and result.json (accuracies, when it is done).
+(how it went), checkpoint.pt (to go on from, at most a minute old), result.json (accuracies, when it is done) and lock
+(empty: no second process may train there).
 """
 import argparse
 import concurrent.futures
@@ -31,8 +32,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (FORMAT, alignment, available, in_distribution, log_of, module_of, pick_device, predict, read, reason,
-                  score, split_table, table)
+from eval import (FORMAT, Refused, alignment, available, in_distribution, log_of, module_of, pick_device, predict, read,
+                  reason, score, split_table, table)
 
 SCHEDULES = {"quick": {"steps": 900, "batch_size": 128}, "full": {"steps": 20_000, "batch_size": 512}}
 LR = {"muon": 3e-3, "adamw": 1e-3}  # peak rate of AdamW, beside Muon and alone
@@ -60,8 +61,8 @@ def parse(argv):
     group.add_argument("--paper", action="store_true", help="the paper's sizes, position codes and optimizer")
     group = parser.add_argument_group("training")
     group.add_argument("--schedule", choices=["auto", *SCHEDULES], default="auto",
-                       help="full is for a GPU, quick, where a model file may set its own steps, for two cores "
-                            "(minutes); auto: full with a GPU")
+                       help="quick: minutes on two cores, for which a model file may set its own steps; full: for a "
+                            "GPU; auto: full with a GPU")
     group.add_argument("--steps", type=data.between(1, 10 ** 9), help="batches to train on; None: the schedule's")
     group.add_argument("--batch-size", type=data.between(1, 10 ** 6), help="trials per batch; None: the schedule's")
     group.add_argument("--train-size", nargs="+", type=data.between(1, 10 ** 9),
@@ -82,7 +83,7 @@ def parse(argv):
 
 
 def configurations(args):
-    """One resolved configuration per run. ValueError for what cannot be run."""
+    """One resolved configuration per run. Refused for what cannot be run."""
     device = pick_device(args.device)
     schedule = args.schedule if args.schedule != "auto" else "quick" if device == "cpu" else "full"
     auto_precision = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
@@ -91,27 +92,30 @@ def configurations(args):
     several = (splits, names, *(v or [None] for v in (args.train_size, args.dim, args.layers, args.heads)), args.seed)
     for split, name, train_size, dim, layers, heads, seed in itertools.product(*map(dict.fromkeys, several)):
         module = module_of(name)
-        paper = module.PAPER if args.paper else {}
         defaults = {key: p.default for key, p in inspect.signature(module.Model).parameters.items()}
         given = {"dim": dim, "layers": layers, "heads": heads, "position": args.position}
         given = {key: value for key, value in given.items() if value is not None}
         for key in given:
             if key not in defaults:
-                raise ValueError(f"{name} takes no --{key}")
-        model_args = defaults | {k: v for k, v in paper.items() if k in defaults}
-        module.Model(**model_args | given)  # raises ValueError for sizes that cannot be
-        own = getattr(module, "QUICK", {}) if schedule == "quick" else {}
+                raise Refused(f"{name} takes no --{key}")
         training = SCHEDULES[schedule] | {"train_size": None, "optimizer": "muon", "precision": auto_precision}
-        training |= own | {key: value for key, value in paper.items() if key in training}
+        training |= getattr(module, "QUICK", {}) if schedule == "quick" else {}
+        usual, paper = defaults | training, module.PAPER if args.paper else {}
+        changed = ["paper"] * (usual | paper != usual)  # an RNN under `quick` is the paper's already
+        model_args, training = ({k: paper.get(k, v) for k, v in part.items()} for part in (defaults, training))
         training["lr"] = LR[args.optimizer or training["optimizer"]]
         training["eval_every"] = -(-(args.steps or training["steps"]) // 5)
         chosen = vars(args) | {"train_size": train_size}
         chosen = {key: chosen[key] for key in training if chosen[key] not in (None, "auto")}
-        data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=train_size)
+        try:  # both raise ValueError for what cannot be
+            module.Model(**model_args | given)
+            data.batches(split, chosen.get("batch_size", training["batch_size"]), seed=seed, train_size=train_size)
+        except ValueError as error:
+            raise Refused(str(error)) from error
         if not in_distribution(split):
-            raise ValueError(f"split {split} needs a test set drawn like its training trials")
+            raise Refused(f"split {split} needs a test set drawn like its training trials")
         different = {k: v for k, v in (given | chosen).items() if v != (model_args | training)[k] and k != "precision"}
-        settings = "-".join([schedule, *["paper"] * args.paper, *(f"{k}{v}" for k, v in different.items())])
+        settings = "-".join([schedule, *changed, *(f"{k}{v}" for k, v in different.items())])
         yield {"format": FORMAT, "schedule": schedule, "split": split, "model": name,
                "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings), "seed": seed, "model_args": model_args | given,
                **training, **chosen, "device": device}
@@ -147,7 +151,7 @@ def write(path, content):
 
 
 def prepare(config, folder):
-    """Makes the run's folder, or checks that the run there is this one. ValueError where it is another."""
+    """Makes the run's folder, or checks that the run there is this one. Refused where it is another."""
     path, config = folder / "config.json", json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
     content = json.dumps(config | environment(), indent=1)
     if not path.exists():
@@ -155,42 +159,41 @@ def prepare(config, folder):
         return write(path, content)
     try:
         there = read(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; remove {folder} or choose another --out") from error
+    except Refused as error:
+        raise Refused(f"{error}; remove {folder} or choose another --out") from error
     other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items()
              if there.get(key) != value]
     if other:
-        raise ValueError(f"{folder} holds another run ({'; '.join(other)}): remove it or choose another --out")
+        raise Refused(f"{folder} holds another run ({'; '.join(other)}): remove it or choose another --out")
 
 
 def hold(folder):
     """Locks a run's folder for as long as the file returned is open: at most until this process ends, however it
-    ends. ValueError where another process holds it."""
-    file = open(folder / "config.json", "rb+")
+    ends. Refused where another process holds it."""
+    file = open(folder / "lock", "ab")  # empty, and never replaced as the other files are
     try:
         if sys.platform == "win32":
             import msvcrt
-            file.seek(2 ** 30)  # a byte that nobody reads
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise ValueError(f"another process is training in {folder}: wait for it, or choose another --out") from error
+        raise Refused(f"another process is training in {folder}: wait for it, or choose another --out") from error
     return file
 
 
-def restore(folder, model, optimizers, device):
-    """Loads a run's checkpoint into model and optimizers, and returns what else it holds. ValueError where it is
-    damaged or another model's."""
+def restore(folder, model, optimizers):
+    """Loads a run's checkpoint into model and optimizers, and returns what else it holds. Refused where it is damaged
+    or another model's."""
     try:
-        state = torch.load(folder / "checkpoint.pt", map_location=device, weights_only=True)
+        state = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(state.pop("model"))
         for optimizer, saved in zip(optimizers, state.pop("optimizer"), strict=True):
             optimizer.load_state_dict(saved)
         return state
     except Exception as error:  # whatever is wrong with the file, it is the file
-        raise ValueError(f"{folder / 'checkpoint.pt'} is damaged or another run's ({reason(error)}): "
+        raise Refused(f"{folder / 'checkpoint.pt'} is damaged, or of another run or other code ({reason(error)}): "
                          f"remove {folder} to begin anew") from error
 
 
@@ -228,20 +231,18 @@ class Interrupt:
         signal.signal(signal.SIGINT, self.before)
 
 
-def train(config, folder, threads=None, line=0):
+def train(config, folder):
     """Trains one run to its end, from its checkpoint if it has one, and returns its result; that of a finished run is
-    read. Threads: of the CPU, None for all; line: of the terminal, for the bar. KeyboardInterrupt, with all saved, on
-    Ctrl-C; FloatingPointError where the loss is not finite."""
+    read. KeyboardInterrupt, with all saved, on Ctrl-C; FloatingPointError where the loss is not finite."""
     if (folder / "result.json").exists():
         return read(folder / "result.json")
     if Interrupt.seen:
         raise KeyboardInterrupt
-    torch.set_num_threads(threads or torch.get_num_threads())
     with hold(folder):
-        return fit(config, folder, line)
+        return fit(config, folder)
 
 
-def fit(config, folder, line):
+def fit(config, folder):
     """What `train` does, in a folder that is held."""
     torch.manual_seed(config["seed"])
     split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
@@ -249,9 +250,9 @@ def fit(config, folder, line):
     optimizers = make_optimizers(model, config)
     state = {"step": 0, "seconds": 0.0, "loss": 0.0, "right": 0, "since": [0, 0.0], "log": []}  # since: the last row
     if (folder / "checkpoint.pt").exists():
-        state = restore(folder, model, optimizers, device)
+        state = restore(folder, model, optimizers)
     bar = tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True, smoothing=0.1,
-               desc=f"{split} {config['model']} seed {config['seed']}", position=line, leave=line == 0)
+               desc=f"{split} {config['model']} seed {config['seed']}", position=bar_line, leave=bar_line == 0)
 
     def log():
         accuracy = score(split, predict(model.eval(), split, LOG_TRIALS, device, config["precision"]))["accuracy"]
@@ -291,7 +292,7 @@ def fit(config, folder, line):
             losses, rights = torch.stack(pending).T.tolist()
             for step, value in enumerate(losses, state["step"] - len(losses) + 1):
                 if not math.isfinite(value):
-                    raise FloatingPointError(f"the loss is {value} at step {step}; the checkpoint in {folder} is older")
+                    raise FloatingPointError(f"the loss is {value} at step {step}; what {folder} holds is older")
                 state["loss"] += value
             state["right"] += int(sum(rights))
             bar.set_postfix(loss=f"{sum(losses) / len(losses):.3f}", accuracy=f"{sum(rights) / len(rights) / size:.1%}")
@@ -326,6 +327,9 @@ def rate(step, steps):
 
 # ---- all of them ------------------------------------------------------------------------------------------------
 
+bar_line = 0  # of the terminal, where this process draws its bar
+
+
 def explain(args, runs, new):
     """Prints what will run, and why on this schedule; `new` runs are not finished yet."""
     config = runs[0][0]
@@ -338,9 +342,12 @@ def explain(args, runs, new):
           f"in {config['precision']}.")
 
 
-def in_worker(lock):
-    """Prepares a process that trains one run after another."""
-    tqdm.set_lock(lock)  # of the terminal, where the bars are drawn
+def in_worker(lock, lines, threads):
+    """Prepares a process that trains one run after another, beside others."""
+    global bar_line
+    bar_line = lines.get()
+    tqdm.set_lock(lock)  # of the terminal
+    torch.set_num_threads(threads)
     keep_freed_memory()
     signal.signal(signal.SIGINT, Interrupt.note)
 
@@ -351,11 +358,13 @@ def train_all(runs, jobs):
     if jobs == 1:
         yield from (train(*run) for run in runs)
         return
-    threads = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, in_worker, [context.RLock()])
+    lines, threads = context.Queue(), max(1, torch.get_num_threads() // jobs)
+    for line in range(jobs):
+        lines.put(line)
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, in_worker, [context.RLock(), lines, threads])
     try:
-        yield from pool.map(train, *zip(*runs), itertools.repeat(threads), itertools.cycle(range(jobs)))
+        yield from pool.map(train, *zip(*runs))
     finally:
         pool.shutdown(cancel_futures=True)  # where one failed, or at Ctrl-C, those not begun do not begin
 
@@ -400,11 +409,11 @@ def main(argv=None, configurations=configurations):
                 print(f"{done} of {sum(new)} runs are done; at this pace the rest takes {left:.0f} minutes.")
         for split in dict.fromkeys(config["split"] for config, _ in runs) if len(runs) > 1 else ():
             print(split_table(split, [(c, r) for (c, _), r in zip(runs, results) if c["split"] == split]) + "\n")
-    except (ValueError, OSError) as error:
+    except (Refused, OSError) as error:
         parser.error(str(error))
     except (RuntimeError, MemoryError) as error:
         killed = isinstance(error, concurrent.futures.BrokenExecutor)  # a job, by the system if memory is short
-        if not killed and "memory" not in repr(error).lower():
+        if not killed and not isinstance(error, MemoryError) and "tried to allocate" not in str(error).lower():
             raise
         parser.error(f"there is not enough memory: try a smaller --batch-size or --dim ({reason(error)})")
     except FloatingPointError as error:

@@ -115,17 +115,18 @@ class Encoder(nn.Module):
         if self.position == "learned":
             places = self.cells
         elif self.position == "relative":
-            places, distance = like.new_zeros(N, like.shape[1]), torch.arange(N, device=like.device)
-            distance = (distance[:, None] - distance).clamp(-8, 8)
-            bias = F.pad(self.relative[:, distance + 8], (0, 1, 0, 1))  # (H, N + 1, N + 1), EOS has no distances
+            places, place = like.new_zeros(N, like.shape[1]), torch.arange(N + 1, device=like.device)
+            bias = self.relative[:, (place[:, None] - place).clamp(-8, 8) + 8]  # (H, N + 1, N + 1), with EOS
         else:
             places = sinusoids(N, *WAVELENGTHS[self.position], like)
-        *blocks, final = self.blocks if self.last else [*self.blocks, None]
-        first = blocks[0].attention if blocks else None
-        x, *qkv = self.embedding(tokens, places, [first.query, first.key, first.value] if blocks else [])
+        blocks = self.blocks[:-1] if self.last else self.blocks
+        layers = [getattr(block.attention, name) for block in blocks[:1] for name in ("query", "key", "value")]
+        x, *qkv = self.embedding(tokens, places, layers)
         for block in blocks:
             x, qkv = block(x, x, bias, qkv), None
-        return final(x[:, -1:], x) if self.last else x  # with last, nothing else of the last block is read
+        if self.last:  # nothing else of the last block is read
+            x = self.blocks[-1](x[:, -1:], x, bias if self.relative is None else bias[:, -1:])
+        return x
 
 
 class Hypernetwork(nn.Module):
@@ -136,7 +137,7 @@ class Hypernetwork(nn.Module):
         self.shape, self.weights = (inputs + 1, outputs), nn.Linear(code, (inputs + 1) * outputs)
 
     def forward(self, z, x):  # (B, code), (B, N, inputs) -> (B, N, outputs)
-        # Variance 1, and scaled here, not at the start: a step of the optimizer then changes all weights alike.
+        # Of order 1, and scaled here, not at the start: a step of the optimizer then changes all weights alike.
         weights = self.weights(z).unflatten(1, self.shape) / math.sqrt(x.shape[2])
         return x @ weights[:, 1:] + weights[:, :1]
 
@@ -165,7 +166,7 @@ class Model(nn.Module):
             if isinstance(module, Attention):
                 module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
         for module in (self.think, self.conclude):
-            nn.init.normal_(module.weights.bias)  # the base: what all instructions share, and z only changes
+            nn.init.normal_(module.weights.bias)  # the base: what all instructions share, and z only changes; 0 in look
 
     def infer(self, instruction):  # (B, T, 5) -> z (B, code)
         return self.code(self.instruction(instruction)[:, 0])

@@ -12,10 +12,10 @@
                                                           |
                                                        readout -> 138 logits
 
-Differs from the paper: 1) width 128; 2) stimulus positions are learned, instruction positions have
-wavelengths from 2.5 to 64 tokens; 3) weights start with variance 1 / fan-in, those of queries at 0.3 of that scale;
-4) Muon instead of AdamW; 5) no bias on keys, where it would cancel; 6) the latents are learned: in the reference they
-are zeros, and all ten stay the same. --paper undoes 1, 2 and 4.
+Differs from the paper: 1) width 128; 2) stimulus positions are learned, instruction positions have wavelengths from 2.5
+to 64 tokens; 3) weights of linear layers start with variance 1 / fan-in, those of queries at 0.3 of that scale,
+embeddings with variance 1, as sinusoids have; 4) Muon instead of AdamW; 5) no bias on keys, where it would cancel;
+6) the latents are learned: in the reference they are zeros, and all ten stay the same. --paper undoes 1, 2 and 4.
 """
 import math
 
@@ -111,17 +111,18 @@ class Encoder(nn.Module):
         if self.position == "learned":
             places = self.cells
         elif self.position == "relative":
-            places, distance = like.new_zeros(N, like.shape[1]), torch.arange(N, device=like.device)
-            distance = (distance[:, None] - distance).clamp(-8, 8)
-            bias = F.pad(self.relative[:, distance + 8], (0, 1, 0, 1))  # (H, N + 1, N + 1), EOS has no distances
+            places, place = like.new_zeros(N, like.shape[1]), torch.arange(N + 1, device=like.device)
+            bias = self.relative[:, (place[:, None] - place).clamp(-8, 8) + 8]  # (H, N + 1, N + 1), with EOS
         else:
             places = sinusoids(N, *WAVELENGTHS[self.position], like)
-        *blocks, final = self.blocks if self.last else [*self.blocks, None]
-        first = blocks[0].attention if blocks else None
-        x, *qkv = self.embedding(tokens, places, [first.query, first.key, first.value] if blocks else [])
+        blocks = self.blocks[:-1] if self.last else self.blocks
+        layers = [getattr(block.attention, name) for block in blocks[:1] for name in ("query", "key", "value")]
+        x, *qkv = self.embedding(tokens, places, layers)
         for block in blocks:
             x, qkv = block(x, x, bias, qkv), None
-        return final(x[:, -1:], x) if self.last else x  # with last, nothing else of the last block is read
+        if self.last:  # nothing else of the last block is read
+            x = self.blocks[-1](x[:, -1:], x, bias if self.relative is None else bias[:, -1:])
+        return x
 
 
 class Model(nn.Module):

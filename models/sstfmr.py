@@ -14,8 +14,9 @@ knows nothing of the instruction. A head can learn to look at whatever is red, b
 asks for. With two layers, the last token reads the question first.
 
 Differs from the paper: 1) two layers, four heads, width 128; 2) stimulus positions are learned, instruction positions
-have wavelengths from 2.5 to 64 tokens; 3) weights start with variance 1 / fan-in, those of queries at 0.3 of that
-scale; 4) Muon instead of AdamW; 5) no bias on keys, where it would cancel. --paper undoes 1, 2 and 4.
+have wavelengths from 2.5 to 64 tokens; 3) weights of linear layers start with variance 1 / fan-in, those of queries at
+0.3 of that scale, embeddings with variance 1, as sinusoids have; 4) Muon instead of AdamW; 5) no bias on keys, where it
+would cancel. --paper undoes 1, 2 and 4.
 """
 import math
 
@@ -124,20 +125,20 @@ class Model(nn.Module):
     def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
         T, S, like, bias = instruction.shape[1], stimulus.shape[1], self.instruction.table, 0
         if self.position == "relative":
-            places, distance = like.new_zeros(T, like.shape[1]), torch.arange(T, device=like.device)
-            distance = (distance[:, None] - distance).clamp(-8, 8)
-            bias = F.pad(self.relative[:, distance + 8], (0, S + 2, 0, S + 2))  # (H, N, N), of the instruction alone
+            places, place = like.new_zeros(T, like.shape[1]), torch.arange(T + 1, device=like.device)
+            bias = self.relative[:, (place[:, None] - place).clamp(-8, 8) + 8]  # (H, T + 1, T + 1), with EOS
+            bias = F.pad(bias, (0, S + 1, 0, S + 1))  # distances to the stimulus are 0
         else:
             places = sinusoids(T, *WAVELENGTHS[self.position], like)
         cells = sinusoids(S, *WAVELENGTHS["paper"], like) if self.cells is None else self.cells
         *blocks, last = self.blocks
-        first = blocks[0].attention if blocks else None
-        layers = [first.query, first.key, first.value] if blocks else []
+        layers = [getattr(block.attention, name) for block in blocks[:1] for name in ("query", "key", "value")]
         streams = self.instruction(instruction, places, layers), self.stimulus(stimulus, cells, layers)
         x, *qkv = (torch.cat(parts, 1) for parts in zip(*streams))  # (B, T + 1 + S + 1, C)
         for block in blocks:
             x, qkv = block(x, x, bias, qkv), None
-        return last(x[:, -1:], x)[:, 0]  # nothing else of the last block is read
+        # Nothing else of the last block is read. The last token looks back on the instruction from its EOS's place.
+        return last(x[:, -1:], x, bias if self.relative is None else bias[:, T:T + 1])[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

@@ -6,16 +6,16 @@
         |            |            |
         '------>[       Compute       ]                     2. an MLP makes the operator's value of what was found
                           |
-            condition ---.|.--- then, else                  3. value = p then + (1 - p) else, p = sigmoid(condition),
-                      [ Choose ]                               from the leaves up to the root
+            condition ---.|.--- then, else                  3. value = p then + (1 - p) else, with p =
+                      [ Choose ]                               sigmoid(gate(condition)), from the leaves up
                           |
                        readout -> 138 logits
 
 It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two
 values is again such a value. What it is given, and the paper's models are not: which token is whose child, that an
 IfElse is a choice between two branches, and that a selector fits an object of its shape and color. What it learns:
-what every operator means, and that the value of a condition is to be read as a choice. Its ablations (class arguments)
-say what is needed: a query for each selector and shared weights are; the choice and the fit can be learned as well.
+what every operator means, and that the value of a condition is to be read as a choice. Its ablations (arguments of
+Model) say what is needed: a query for each selector and shared weights are; the choice and the fit can be learned too.
 
 Differs from the paper: all of it.
 """
@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 PAPER = {"optimizer": "adamw"}
 QUICK = {"steps": 4_000}  # a step is cheap: there is no encoder
-SHARPNESS, ABSENT = 16.0, 0.75  # initial scale of the scores; initial score of finding nothing, where a match has 1
+SHARPNESS, ABSENT = 16.0, 0.75  # at first: scale of the scores; score of finding nothing, where a match has 1
 
 
 class Retrieve(nn.Module):
-    """Attention by content. A selector and an object of one shape or color share that feature's vector, of length 1
-    (if tied); their score is the share of the selector's features that the object has, as far as these vectors are
-    orthogonal. One more key stands for finding nothing."""
+    """Attention by content. If tied, a selector and an object of one shape or color share that feature's vector.
+    Compared at length 1, their score is the share of the selector's features that the object has, as far as these
+    vectors are orthogonal. One more key stands for finding nothing."""
 
     def __init__(self, dim, tied):
         super().__init__()
@@ -48,7 +48,7 @@ class Retrieve(nn.Module):
             has = F.normalize(self.features[i % 2], dim=1)
             asks = has if self.asks is None else F.normalize(self.asks[i % 2], dim=1)
             something = torch.arange(len(has), device=has.device)[:, None] > 0  # 0 asks for nothing
-            same = (asks @ has.T * something)[selectors[:, :, i]]
+            same = ((asks @ has.T) * something)[selectors[:, :, i]]
             score = score + same.gather(2, stimulus[:, None, :, i % 2].expand(-1, selectors.shape[1], -1))
         for i, table in enumerate(self.features):
             value = value + F.embedding(stimulus[:, :, i], table)

@@ -8,6 +8,7 @@ A claim is a list of comparisons. It holds if all that can be made agree with it
 correlation, over the paper's models and the splits, learned or not: how much more hidden states are organized like the
 answer than like the stimulus, with the accuracy out of distribution. It holds where the 95 % interval is above 0, does
 not hold where it is below, and cannot be judged from fewer than six pairs of model and split, or where 0 is inside.
+Added after the runs: chance is exact (`better`), and what --paper does not change counts at both sizes (`counts`).
 """
 import argparse
 import math
@@ -42,15 +43,23 @@ def better(a, b):
     return statistics.mean(a) - statistics.mean(b) > STUDENT[min(len(a) + len(b) - 2, 8) - 1] * spread
 
 
+def counts(config, settings, layers=""):
+    """Whether a run is one of these settings; with layers, one with that many, and else of these settings. What --paper
+    would not change (RNN and GRU under `quick`) is a run at the working size and one at the paper's."""
+    if layers:
+        usual = config["settings"] in (settings, f"{settings}-layers{layers}")
+        return usual and config["model_args"]["layers"] == int(layers)
+    own, paper = {**config, **config["model_args"]}, evaluation.module_of(config["model"]).PAPER
+    unchanged = all(own.get(key) == value for key, value in paper.items())
+    return config["settings"] == settings or unchanged and config["settings"] + "-paper" == settings
+
+
 def cell(runs, split, test, name, settings):
     """The accuracies of one model (one per seed), or none where it has not learned the split: its mean accuracy in
     distribution is below 95 %."""
-    model, _, layers = name.partition("[")
+    model, _, layers = name.rstrip("]").partition("[")
     near = evaluation.in_distribution(split)[-1]
-    layers = layers.rstrip("]")
-    found = [result for config, result in runs if config["model"] == model and (
-        config["settings"] in (settings, f"{settings}-layers{layers}") and config["model_args"]["layers"] == int(layers)
-        if layers else config["settings"] == settings)]
+    found = [result for config, result in runs if config["model"] == model and counts(config, settings, layers)]
     learned = found and statistics.mean(r["accuracy"][near] for r in found) >= 0.95
     return [r["accuracy"][test] for r in found] if learned else []
 
@@ -78,7 +87,7 @@ def organized(splits, settings):
     found = {}  # (split, model) -> (organized like the answer rather than the stimulus, accuracy) of each seed
     for split, runs in splits.items():
         for config, result in runs:
-            if config["settings"] == settings and config["model"] in CROSS + OTHERS:
+            if config["model"] in CROSS + OTHERS and counts(config, settings):
                 align, far = result["alignment"], evaluation.ends(split)[1]
                 found.setdefault((split, config["model"]), []).append(
                     (align["out: answer"] - align["out: stimulus"], result["accuracy"][far]))
@@ -91,7 +100,7 @@ def claim_5(splits, settings):
     if len(x) < 6:
         return "cannot be judged"
     r = evaluation.spearman(x, y)
-    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5
+    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5  # of ranks: Fieller et al. 1957
     low, high = math.tanh(center - half), math.tanh(center + half)
     outcome = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
     return f"{outcome} ({r:.2f}: {low:.2f} to {high:.2f})"
@@ -125,14 +134,17 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    args, splits = parser.parse_args(argv), {}
+    args, runs, splits = parser.parse_args(argv), {}, {}
     try:
         for file in sorted({file.resolve() for path in args.runs for file in path.rglob("result.json")}):
             config = evaluation.read(file.parent / "config.json")
-            splits.setdefault(config["split"], []).append((config, evaluation.read(file)))
+            name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
+            runs[name] = config, evaluation.read(file)  # the same run again, in another folder, is no other seed
+        for (split, *_), run in runs.items():
+            splits.setdefault(split, []).append(run)
         if not splits:
-            raise ValueError(f"no finished run in {', '.join(map(str, args.runs))}: train one with train.py")
-    except ValueError as error:
+            raise evaluation.Refused(f"no finished run in {', '.join(map(str, args.runs))}: train one with train.py")
+    except evaluation.Refused as error:
         parser.error(str(error))
     print(f"{claims_table(splits, args.markdown)}\n\n{within_table(splits, args.markdown)}")
 

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[1]
 MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands there instead), ...]
     ("data.py", "tests/test_data.py -k obeys or coins"): [  # the generator, operator by operator
         ("& ~truth)[:, :, None]", "& truth)[:, :, None]"),  # Exist
-        ("value in ((LOCATION, FIRST_CELL + cell)", "value in ((LOCATION, FIRST_CELL + 1 + cell)"),
-        ("(SHAPE, FIRST_SHAPE - 1 + features[:, :, 0])", "(SHAPE, FIRST_SHAPE + features[:, :, 0])"),
-        ("(COLOR, FIRST_COLOR - 1 + features[:, :, 1])", "(COLOR, FIRST_COLOR - 1 + features[:, :, 0])"),
+        ("value in ((GET_LOCATION, FIRST_CELL + cell)", "value in ((GET_LOCATION, FIRST_CELL + 1 + cell)"),
+        ("(GET_SHAPE, FIRST_SHAPE - 1 + features[:, :, 0])", "(GET_SHAPE, FIRST_SHAPE + features[:, :, 0])"),
+        ("(GET_COLOR, FIRST_COLOR - 1 + features[:, :, 1])", "(GET_COLOR, FIRST_COLOR - 1 + features[:, :, 0])"),
         ("truth ^ (op == SUM_EVEN) ^", "truth ^ (op == SUM_ODD) ^"),
         ("^ (op == PRODUCT_EVEN)", "^ (op == PRODUCT_ODD)"),
         ("random.below(4, size), ODD_ODD)", "random.below(4, size), 0)"),  # a product's other object
@@ -28,9 +28,9 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("place = 25 * cls + _distinct(", "place = 25 * cls + (")],  # objects in one class share no cell
     ("data.py", "tests/test_oracle.py"): [  # the oracle, operator by operator
         ("(EXIST, (~match[:, :, 0].any(2))", "(EXIST, (match[:, :, 0].any(2))"),
-        ("(LOCATION, FIRST_CELL + cell[:, :, 0])", "(LOCATION, FIRST_CELL + cell[:, :, 1])"),
-        ("(COLOR, FIRST_COLOR - 1 + at[:, :, 1])", "(COLOR, FIRST_COLOR - 1 + at[:, :, 0])"),
-        ("(SHAPE, FIRST_SHAPE - 1 + at[:, :, 0])", "(SHAPE, FIRST_SHAPE + at[:, :, 0])"),
+        ("(GET_LOCATION, FIRST_CELL + cell[:, :, 0])", "(GET_LOCATION, FIRST_CELL + cell[:, :, 1])"),
+        ("(GET_COLOR, FIRST_COLOR - 1 + at[:, :, 1])", "(GET_COLOR, FIRST_COLOR - 1 + at[:, :, 0])"),
+        ("(GET_SHAPE, FIRST_SHAPE - 1 + at[:, :, 0])", "(GET_SHAPE, FIRST_SHAPE + at[:, :, 0])"),
         ("(SUM_EVEN, total), (SUM_ODD, 1 - total)", "(SUM_EVEN, 1 - total), (SUM_ODD, 1 - total)"),
         ("(SUM_ODD, 1 - total)", "(SUM_ODD, total)"),
         ("(PRODUCT_EVEN, product)", "(PRODUCT_EVEN, 1 - product)"),
@@ -42,7 +42,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("clash = same_s & (same_c | no_c) | same_c & no_s", "clash = same_s & same_c")],
     ("data.py", "tests/test_data.py -k uniform or held or counts or coins or distractors"): [  # every split's entries
         ("distractors=(m, m)) for m", "distractors=(1, m)) for m"),
-        ("OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, SHAPE)", "OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, COLOR)"),
+        ("OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, GET_SHAPE)", "OPS_A, OPS_B = (EXIST, SUM_EVEN, PRODUCT_EVEN, GET_COLOR)"),
         ("(Pool(OPS_A, colors=LOW_COLORS)", "(Pool(OPS_A, colors=HIGH_COLORS)"),
         ("Pool(OPS_B, shapes=HIGH_SHAPES)))", "Pool(OPS_B, shapes=LOW_SHAPES)))"),
         ("Pool(OPS_A, shapes=HIGH_SHAPES, colors=HIGH_COLORS)", "Pool(OPS_A, colors=HIGH_COLORS)"),  # as released
@@ -64,7 +64,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("z * z / (4 * n * n)", "z * z / (4 * n)"),
         ("center, half = p + z * z / (2 * n)", "center, half = p"),
         ("answer[operator == op].mode()", "answer.mode()"),
-        ("(data.LOCATION, 1 / objects)", "(data.LOCATION, 1 / objects ** 2)"),
+        ("(data.GET_LOCATION, 1 / objects)", "(data.GET_LOCATION, 1 / objects ** 2)"),
         ("colors[:, 1:].amax(1) / objects", "1 / (colors[:, 1:] > 0).sum(1)"),
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("fit, near = near[:n // 2], near[n // 2:]", "fit, near = near[:n // 2], near[:n // 2]"),
@@ -73,16 +73,16 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ('seed=config["seed"], start=state["step"]', 'seed=config["seed"], start=0'),
         ('rate(state["step"], steps)', "rate(first, steps)"),
         ("optimizer.load_state_dict(saved)", "pass"),
-        ("with hold(folder):", "with open(folder / 'config.json'):"),
+        ("with hold(folder):", "with open(folder / 'lock', 'ab'):"),
         ("cls.seen = True  # remembered", "cls.seen = False  # remembered"),
         ("temporary.unlink(missing_ok=True)", "pass"),
-        ("map_location=device, weights_only=True", "map_location=device, weights_only=False"),
+        ('map_location="cpu", weights_only=True', 'map_location="cpu", weights_only=False'),
         ("if not math.isfinite(value):", "if False:")],
     ("models/sstfmr.py", "tests/test_models.py -k torch or linear or relative or attention"): [
-        ("return last(x[:, -1:], x)[:, 0]", "return last(x[:, :1], x)[:, 0]"),  # the last block's shortcut
+        ("return last(x[:, -1:], x, bias", "return last(x[:, :1], x, bias"),  # the last block's shortcut
         ("to_value) + self.value.bias.view(self.heads, -1)", "to_value)"),
         ("layer(places)]) for layer", "places @ layer.weight.T]) for layer"),
-        ("distance[:, None] - distance).clamp(-8, 8)", "distance[:, None] + distance).clamp(-8, 8)")],
+        ("place[:, None] - place).clamp(-8, 8)", "place[:, None] + place).clamp(-8, 8)")],
     ("models/treetfmr.py", "tests/test_models.py -k treetfmr"): [
         ("p * left + (1 - p) * right", "(1 - p) * left + p * right"),  # the gate
         ("below[:, 0::2], below[:, 1::2]", "below[:, :below.shape[1] // 2], below[:, below.shape[1] // 2:]"),

@@ -15,7 +15,7 @@ import data
 from data import batches, solve, trials
 
 N = 20_000
-EXIST, LOCATION, COLOR, SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(1, 10)
+EXIST, GET_LOCATION, GET_COLOR, GET_SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD, IF_ELSE = range(1, 10)
 BOOLEAN = (EXIST, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
 RULES = [1, 2, 3, 5]
 SETS = [(split, subset, depth) for split, subsets in data.SPLITS.items() for subset in subsets
@@ -66,15 +66,15 @@ def rows(batch):
 # ---- all that a set may ask, as the specification has it ------------------------------------------------------------
 
 LOW, HIGH, ALL = range(1, 6), range(6, 11), range(1, 11)
-A, B = (EXIST, SUM_EVEN, PRODUCT_EVEN, SHAPE), (SUM_ODD, PRODUCT_ODD, LOCATION, COLOR)
+A, B = (EXIST, SUM_EVEN, PRODUCT_EVEN, GET_SHAPE), (SUM_ODD, PRODUCT_ODD, GET_LOCATION, GET_COLOR)
 IF_A, IF_B = (EXIST, SUM_EVEN, PRODUCT_EVEN), (SUM_ODD, PRODUCT_ODD)
-THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, COLOR, SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, LOCATION)
+THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, GET_COLOR, GET_SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, GET_LOCATION)
 GROUPS = {"train": [(IF_A, THEN_A), (IF_B, THEN_B)], "ood": [(IF_A, THEN_B), (IF_B, THEN_A)]}
 
 
 def queries(operators, shapes, colors):
     """All (operator, selector as it is shown)."""
-    return {(op, s * (op != SHAPE), c * (op != COLOR)) for op in operators for s in shapes for c in colors}
+    return {(op, s * (op != GET_SHAPE), c * (op != GET_COLOR)) for op in operators for s in shapes for c in colors}
 
 
 QUERIES = {"train": queries(A, ALL, LOW) | queries(B, HIGH, ALL), "ood": queries(A, HIGH, HIGH) | queries(B, LOW, LOW)}
@@ -99,7 +99,7 @@ def test_tokens_have_the_form_of_the_specification(split, subset, depth):
     assert (if_else == torch.tensor([IF_ELSE, 0, 0, 0, 0])).all()
     op, shape, color, shape2, color2 = instruction[:, nodes].unbind(2)
     assert ((op >= EXIST) & (op <= PRODUCT_ODD)).all()
-    assert torch.equal(shape > 0, op != SHAPE) and torch.equal(color > 0, op != COLOR)
+    assert torch.equal(shape > 0, op != GET_SHAPE) and torch.equal(color > 0, op != GET_COLOR)
     assert torch.equal(shape2 > 0, color2 > 0) and not shape2[op < SUM_EVEN].any()
     second = shape2[op >= SUM_EVEN] > 0
     assert fair(second) if depth > 1 else not second.any()
@@ -178,12 +178,12 @@ def test_numbers_of_distractors(split, subset, depth):
 def test_objects_and_answers_are_uniform():
     """Objects over cells where no parity binds them, and over pairs of shape and color where none are reserved."""
     instruction, stimulus, answer = sample("distractor", "iid", 1)
-    for op, classes in ((LOCATION, range(2, 102)), (SHAPE, range(102, 112)), (COLOR, range(128, 138))):
+    for op, classes in ((GET_LOCATION, range(2, 102)), (GET_SHAPE, range(102, 112)), (GET_COLOR, range(128, 138))):
         assert uniform(answer[instruction[:, 0, 0] == op], classes)
-    for op in (EXIST, LOCATION, COLOR, SHAPE):
+    for op in (EXIST, GET_LOCATION, GET_COLOR, GET_SHAPE):
         pair = (11 * stimulus[:, :, 0] + stimulus[:, :, 1])[instruction[:, 0, 0] == op]
         assert uniform(pair.nonzero()[:, 1], range(100))
-        assert op in (COLOR, SHAPE) or uniform(pair[pair > 0], [11 * s + c for s in ALL for c in ALL])
+        assert op in (GET_COLOR, GET_SHAPE) or uniform(pair[pair > 0], [11 * s + c for s in ALL for c in ALL])
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5, 7])

@@ -192,10 +192,10 @@ def fake(split, model, accuracies, settings="quick", learned=1.0, layers=2, like
     near = evaluation.in_distribution(split)[-1]
     empty = [{"format": evaluation.FORMAT} | {key: kind() for key, kind in kinds.items()}
              for kinds in evaluation.KEYS.values()]
-    return [(empty[0] | {"split": split, "model": model, "settings": settings, "model_args": {"layers": layers}},
+    return [(empty[0] | {"split": split, "model": model, "settings": settings, "seed": seed, "model_args": {"layers": layers}},
              empty[1] | {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "chance": dict.fromkeys(tests, 0.35),
               "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
-            for value in accuracies]
+            for seed, value in enumerate(accuracies)]
 
 
 CROSS = [run for model in ("crossattn", "perceiver") for run in fake("distractor", model, [0.98, 0.99])]
@@ -227,6 +227,17 @@ def test_verdicts_follow_the_rule(claim, splits, expected):
     assert expected in claims.claims_table(splits)
 
 
+@pytest.mark.parametrize("model, schedule, unchanged", [
+    ("gru", "quick", True), ("sstfmr", "quick", False), ("gru", "full", False)])  # the full schedule trains by Muon
+def test_what_paper_does_not_change_is_one_run_and_counts_at_both_sizes(model, schedule, unchanged):
+    usual, paper = (next(train.configurations(train.parse(["--model", model, "--schedule", schedule, *flags])[1]))
+                    for flags in ([], ["--paper"]))
+    assert claims.counts(usual, schedule) and claims.counts(paper, f"{schedule}-paper")
+    assert (usual == paper) == claims.counts(usual, f"{schedule}-paper") == claims.counts(paper, schedule) == unchanged
+    small, = train.configurations(train.parse(["--model", model, "--schedule", schedule, "--dim", "64"])[1])
+    assert not claims.counts(small, schedule) and not claims.counts(small, f"{schedule}-paper")
+
+
 @pytest.mark.parametrize("sign, expected", [
     (1, "holds (0.89: 0.23 to 0.99)"), (-1, "does not hold (-0.89: -0.99 to -0.23)"), (0, "cannot be judged"),
     (-2, "does not hold (-1.00: ")])
@@ -255,3 +266,7 @@ def test_claims_read_the_runs(tmp_path, capsys):
     claims.main([str(tmp_path), "--markdown"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("|")[2].strip() == "quick" and "holds (2 of 2)" in lines[2]
+    for file in tmp_path.glob("*/config.json"):  # the same seed from two folders is one run
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": 0}))
+    claims.main([str(tmp_path), "--markdown"])
+    assert "cannot be judged" in capsys.readouterr().out.splitlines()[2]

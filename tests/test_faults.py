@@ -48,7 +48,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_left_alone(tmp_path, cap
     damage(folder / "checkpoint.pt")
     before = (folder / "checkpoint.pt").read_bytes()
     line = refused(capsys, tmp_path)
-    assert "checkpoint.pt is damaged or another run's" in line and f"remove {folder} to begin anew" in line
+    assert "checkpoint.pt is damaged, or of another run or other code (" in line and f"remove {folder} to begin anew" in line
     assert (folder / "checkpoint.pt").read_bytes() == before
 
 
@@ -76,6 +76,16 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path, capsys):
     process.send_signal(signal.SIGKILL)  # a killed process leaves no lock behind
     process.communicate()
     train.hold(next(tmp_path.rglob("checkpoint.pt")).parent).close()
+
+
+def test_two_processes_that_begin_at_once_do_not_train_in_one_folder(tmp_path):
+    """Both have seen that there is no config.json yet: one holds the folder when the other one writes it again."""
+    config, = train.configurations(train.parse(TINY)[1])
+    train.prepare(config, tmp_path)
+    with train.hold(tmp_path):
+        train.write(tmp_path / "config.json", (tmp_path / "config.json").read_text())
+        with pytest.raises(evaluation.Refused, match="another process is training in"):
+            train.hold(tmp_path)
 
 
 @pytest.mark.parametrize("limit", [100, 30_000])

@@ -149,10 +149,13 @@ def twice(tokens):
     return tokens.repeat(2, 1, 1)
 
 
-def if_else_first(tokens):
-    tokens = tokens.clone()
-    tokens[0, 0, 0] = data.IF_ELSE
-    return tokens
+def first_is(operator):
+    def change(tokens):
+        tokens = tokens.clone()
+        tokens[0, 0, 0] = operator
+        return tokens
+
+    return change
 
 
 @pytest.mark.parametrize("named, change", [
@@ -160,7 +163,8 @@ def if_else_first(tokens):
         lambda x: x[0], lambda x: x[:, :3], lambda x: x[:, :, 1:], twice, lambda x: x.float(),
         lambda x: x > 0, lambda x: x.to(torch.int8), lambda x: x.tolist(), lambda x: None,
         lambda x: x + 11, lambda x: x - 1, lambda x: x[:0])),
-    ("stimulus", lambda x: x.to("meta")), ("instruction", if_else_first), ("instruction", lambda x: x.clamp(max=8)), ("instruction", lambda x: 0 * x)])
+    ("stimulus", lambda x: x.to("meta")), ("instruction", lambda x: x.clamp(max=8)),
+    ("instruction", lambda x: 0 * x), *(("instruction", first_is(op)) for op in (data.IF_ELSE, data.GET_LOCATION, data.GET_SHAPE))])
 def test_the_oracle_names_what_is_no_trial(named, change):
     tokens = {"instruction": torch.tensor([TREE3]), "stimulus": grid(GRID3)}
     tokens[named] = change(tokens[named])

@@ -1,5 +1,6 @@
 """The models compute what they say: against torch.nn's modules, with and without each shortcut."""
 import copy
+import inspect
 
 import pytest
 import torch
@@ -36,9 +37,14 @@ def test_forward_gives_logits_for_any_depth(name, depth):
     assert torch.equal(logits, model.readout(model.features(batch.instruction, batch.stimulus)))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_gets_a_gradient(name):
-    model = random_parameters(make(name))
+POSITIONS = [(name, position) for name in MODELS for position in ("sinusoidal", "relative", "paper")
+             if "position" in inspect.signature(evaluation.module_of(name).Model).parameters]
+
+
+@pytest.mark.parametrize("name, changes", [
+    *((name, {}) for name in MODELS), *((name, {"position": position, "layers": 1}) for name, position in POSITIONS)])
+def test_every_parameter_gets_a_gradient(name, changes):
+    model = random_parameters(make(name, **changes))
     F.cross_entropy(model(BATCH.instruction, BATCH.stimulus), BATCH.answer).backward()
     assert not [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
@@ -63,6 +69,15 @@ def test_trials_of_a_batch_do_not_see_each_other(name):
     together = model(BATCH.instruction, BATCH.stimulus)
     alone = model(BATCH.instruction[3:4], BATCH.stimulus[3:4])
     torch.testing.assert_close(together[3:4], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name, position", POSITIONS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_position_code_tells_the_order_of_an_instruction(name, position, layers):
+    model = random_parameters(make(name, position=position, layers=layers)).double()
+    swapped = BATCH.instruction.clone()
+    swapped[:, [2, 3]] = swapped[:, [3, 2]]  # the two leaves
+    assert (model(swapped, BATCH.stimulus) - model(*BATCH[:2])).abs().max() > 1e-8  # sums in another order: 1e-15
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -232,7 +247,6 @@ def test_relative_positions_depend_on_distances_alone():
 
 def test_classes_of_the_same_name_are_copies():
     """Point 2 of the style: what stands in two model files stands there letter by letter."""
-    import inspect
     sources = {}
     for name in MODELS:
         module = evaluation.module_of(name)

@@ -6,7 +6,7 @@ import torch
 
 import data
 from data import Trials, solve, trials
-from test_data import (COLOR, EXIST, IF_ELSE, LOCATION, PRODUCT_EVEN, PRODUCT_ODD, RULES, SHAPE, SUM_EVEN, SUM_ODD,
+from test_data import (GET_COLOR, EXIST, IF_ELSE, GET_LOCATION, PRODUCT_EVEN, PRODUCT_ODD, RULES, GET_SHAPE, SUM_EVEN, SUM_ODD,
                        each_set, sample)
 
 
@@ -18,9 +18,9 @@ def grid(objects):
 HAND_WORKED = [  # operator, shape, color, shape 2, color 2; {(row, column): (shape, color)}; answer class
     ((EXIST, 1, 1, 0, 0), {(0, 0): (1, 1), (5, 5): (2, 1)}, 0),  # the red a is there
     ((EXIST, 1, 1, 0, 0), {(0, 0): (1, 2), (5, 5): (2, 1)}, 1),  # a green a and a red b are not a red a
-    ((LOCATION, 3, 4, 0, 0), {(3, 7): (3, 4), (7, 3): (4, 3)}, 39),  # 2 + cell 37
-    ((COLOR, 5, 0, 0, 0), {(9, 9): (5, 9), (0, 1): (6, 9)}, 136),  # cyan, the ninth color: 128 + 8
-    ((SHAPE, 0, 10, 0, 0), {(2, 0): (10, 10), (0, 2): (10, 9)}, 111),  # j, the tenth letter: 102 + 9
+    ((GET_LOCATION, 3, 4, 0, 0), {(3, 7): (3, 4), (7, 3): (4, 3)}, 39),  # 2 + cell 37
+    ((GET_COLOR, 5, 0, 0, 0), {(9, 9): (5, 9), (0, 1): (6, 9)}, 136),  # cyan, the ninth color: 128 + 8
+    ((GET_SHAPE, 0, 10, 0, 0), {(2, 0): (10, 10), (0, 2): (10, 9)}, 111),  # j, the tenth letter: 102 + 9
 ]
 SUM, PRODUCT = (SUM_EVEN, SUM_ODD), (PRODUCT_EVEN, PRODUCT_ODD)
 NUMBERS = [  # the sum or product of rows and columns: where it is even, Even answers 0 (True) and Odd answers 1
@@ -34,13 +34,13 @@ NUMBERS = [  # the sum or product of rows and columns: where it is even, Even an
     (PRODUCT, (1, 1, 2, 2), {(3, 5): (1, 1), (7, 9): (2, 2), (9, 8): (3, 3)}, 945),
 ]
 # if the red a adds up to an odd number, the color of b, otherwise whether blue c and pink d multiply to an even one
-TREE3 = [(SUM_ODD, 1, 1, 0, 0), (IF_ELSE, 0, 0, 0, 0), (COLOR, 2, 0, 0, 0), (PRODUCT_EVEN, 3, 3, 4, 8)]
+TREE3 = [(SUM_ODD, 1, 1, 0, 0), (IF_ELSE, 0, 0, 0, 0), (GET_COLOR, 2, 0, 0, 0), (PRODUCT_EVEN, 3, 3, 4, 8)]
 GRID3 = {(3, 5): (1, 1), (0, 0): (2, 6), (3, 3): (3, 3), (2, 5): (4, 8), (6, 6): (5, 4)}  # e: the one distractor
 # if there is a purple f: if red a and green b add up to an even number, where cyan h is, otherwise which color i has
 # otherwise: if white g multiplies to an odd number, which letter is brown, otherwise whether blue c adds up to one
 TREE5 = [(EXIST, 6, 5, 0, 0), (IF_ELSE, 0, 0, 0, 0), (SUM_EVEN, 1, 1, 2, 2), (PRODUCT_ODD, 7, 7, 0, 0),
          (IF_ELSE, 0, 0, 0, 0), (IF_ELSE, 0, 0, 0, 0),
-         (LOCATION, 8, 9, 0, 0), (COLOR, 9, 0, 0, 0), (SHAPE, 0, 10, 0, 0), (SUM_ODD, 3, 3, 0, 0)]
+         (GET_LOCATION, 8, 9, 0, 0), (GET_COLOR, 9, 0, 0, 0), (GET_SHAPE, 0, 10, 0, 0), (SUM_ODD, 3, 3, 0, 0)]
 GRID5 = {(1, 1): (1, 1), (2, 3): (2, 2), (7, 9): (7, 7), (8, 8): (8, 9), (5, 5): (9, 8), (4, 4): (10, 10),
          (6, 1): (3, 3), (9, 0): (4, 4), (0, 9): (6, 6)}  # yellow d: distractor; orange f: stands in for the purple f
 HAND_WORKED_TREES = [
@@ -66,13 +66,14 @@ def test_hand_worked_trials(tokens, objects, answer):
 @pytest.mark.parametrize("rule, tokens, objects", [
     (1, {3: (PRODUCT_EVEN, 3, 3, 3, 3)}, {}),  # one operator asks twice for the blue c
     (1, {3: (PRODUCT_EVEN, 1, 1, 4, 8)}, {}),  # two operators ask for the red a
-    (1, {2: (COLOR, 3, 0, 0, 0)}, {}),  # GetColor asks for the c, which has to be its own
-    (1, {2: (SHAPE, 0, 8, 0, 0)}, {}),  # GetShape asks for what is pink
+    (1, {2: (GET_COLOR, 3, 0, 0, 0)}, {}),  # GetColor asks for the c, which has to be its own
+    (1, {2: (GET_SHAPE, 0, 8, 0, 0)}, {}),  # GetShape asks for what is pink
     (1, {0: (EXIST, 10, 10, 0, 0), 3: (EXIST, 10, 10, 0, 0)}, {(6, 6): (0, 0)}),  # for a brown j that is not there
     (2, {}, {(6, 6): (4, 8)}),  # two pink d
     (2, {}, {(6, 6): (2, 4)}),  # two b, off the answering path
     (2, {}, {(2, 5): (4, 7)}),  # no pink d
     (2, {}, {(0, 0): (6, 6)}),  # no b, off the answering path
+    (2, {2: (GET_COLOR, 0, 0, 0, 0)}, {(0, 0): (0, 0)}),  # GetColor asks for nothing
     (3, {}, {(6, 6): (0, 0)}),  # no distractor
     (3, {}, {(8, 8): (5, 5)}),  # two distractors
     (5, {}, {(6, 6): (5, 0)}),  # half an object
@@ -92,10 +93,10 @@ def contradict(op, instruction, stimulus):
         found = (stimulus == instruction[:, :, 1:3]).all(2)
         stimulus[found] = 0
         stimulus[:, 0] = torch.where(found.any(1, True), stimulus[:, 0], instruction[:, 0, 1:3])
-    elif op == LOCATION:
+    elif op == GET_LOCATION:
         stimulus = stimulus.roll(1, 1)  # all objects one cell on
     else:
-        feature = stimulus[:, :, int(op == COLOR)]
+        feature = stimulus[:, :, int(op == GET_COLOR)]
         feature.copy_(torch.where(feature > 0, feature % 10 + 1, 0))
     return instruction, stimulus
 
@@ -126,7 +127,7 @@ def reference(instruction, stimulus):
             if truth is not None:
                 return 0 if truth else 1
             cell, shape, color = found[0]
-            return {LOCATION: 2 + cell, SHAPE: 101 + shape, COLOR: 127 + color}[op]
+            return {GET_LOCATION: 2 + cell, GET_SHAPE: 101 + shape, GET_COLOR: 127 + color}[op]
         start, width, index = start + 2 * width, 2 * width, 2 * index + (0 if truth else 1)
 
 

@@ -49,7 +49,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capsys):
         main, smaller = programs[program]
         if "--plot" in arguments and not importlib.util.find_spec("matplotlib"):
             continue  # tests/test_eval.py sees what it says then
-        main(arguments + smaller)
+        assert not main(arguments + smaller), command  # no mutant lives
         assert capsys.readouterr().out.strip(), command
 
 

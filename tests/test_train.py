@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,10 +47,10 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_run_leaves_four_files_that_tell_all(tmp_path, capsys):
+def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path)
     assert folder == tmp_path / "distractor/sstfmr/quick-dim16-steps6-batchsize8-evalevery3/seed0"
-    assert {p.name for p in folder.iterdir()} == {"config.json", "log.csv", "checkpoint.pt", "result.json"}
+    assert {p.name for p in folder.iterdir()} == {"config.json", "log.csv", "checkpoint.pt", "result.json", "lock"}
     result = json.loads((folder / "result.json").read_text())
     sets = list(data.SPLITS["distractor"])[1:]
     assert list(result["accuracy"]) == sets and all(0 <= p <= 1 for p in result["accuracy"].values())
@@ -142,7 +143,7 @@ def test_a_flag_reaches_the_configuration_and_the_weights(tmp_path, plain, flags
         assert folder.parent.name != plain.parent.name
 
 
-def test_schedules():
+def test_schedules(monkeypatch):
     flags = [flag for flag in TINY if flag not in ("--steps", "6", "--batch-size", "8")]
     own = evaluation.module_of("sstfmr").QUICK
     for schedule, expected in ("quick", train.SCHEDULES["quick"] | own), ("full", train.SCHEDULES["full"]):
@@ -151,6 +152,10 @@ def test_schedules():
         assert {key: config[key] for key in expected} == expected
     _, args = train.parse(flags)
     assert next(train.configurations(args))["schedule"] == "quick"  # auto, on a CPU
+    with monkeypatch.context() as patch:  # Apple's GPU is taken only if asked for
+        patch.setattr(torch.backends.mps, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        assert [evaluation.pick_device(name) for name in ("auto", "mps")] == ["cpu", "mps"]
 
 
 @pytest.mark.parametrize("optimizer", train.LR)
@@ -185,6 +190,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, how, flags):
     assert results[0] == results[1]
     logs = [[line.split(",")[:4] for line in (f / "log.csv").read_text().splitlines()] for f in (cut, whole)]
     assert logs[0] == logs[1]  # step, trials, loss, accuracy on the training trials
+
+
+@pytest.mark.parametrize("error", [ValueError("too many values to unpack"), RuntimeError("a single memory location")])
+def test_a_bug_keeps_its_traceback(tmp_path, monkeypatch, error):
+    """Whoever changes a model, as every exercise does, must see where it fails."""
+    def features(*tokens):
+        raise error
+
+    run(tmp_path)
+    monkeypatch.setattr(evaluation.module_of("sstfmr").Model, "features", features)
+    with pytest.raises(type(error), match=str(error)):
+        run(tmp_path, "--seed", "1")
+    with pytest.raises(type(error), match=str(error)):
+        evaluation.main([str(tmp_path), "--n", "10", "--device", "cpu"])
 
 
 def test_jobs_side_by_side_give_the_same_bits(tmp_path, capsys):
@@ -230,13 +249,14 @@ def test_ctrl_c_saves_all_jobs(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "goes on from the last checkpoint" in out and "Traceback" not in err
+    assert "\x1b[A" in err  # two lines for two bars: after drawing the lower one, the cursor goes up again
     assert len(list(tmp_path.rglob("checkpoint.pt"))) == 2 and not list(tmp_path.rglob("result.json"))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(tmp_path, "--lr", "1e30", "--optimizer", "adamw", "--eval-every", "1")
-    assert re.search(r"the loss is (nan|inf) at step \d.*checkpoint in .*Try a lower --lr", stop.value.code)
+    assert re.search(r"the loss is (nan|inf) at step \d; what .* holds is older. Try a lower --lr", stop.value.code)
 
 
 def test_evaluation_agrees_with_training(tmp_path, capsys):
@@ -269,7 +289,9 @@ def test_evaluation_flags(tmp_path, capsys):
     assert shown.count("The model says:") == 4 and shown.count("Answer:") == 4
     config = config_of(folder)
     (folder / "config.json").write_text(json.dumps(config | {"commit": "abc"}))
-    assert "These rows differ in commit" in output()
+    assert "These rows differ in commit" in output() and "counted as several" not in output()
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert "Some of these runs have one model, settings and seed, and are counted as several." in output()
 
 
 @pytest.mark.parametrize("damage", ["checkpoint", "config", "format", "model", "split", "log", "nothing"])
@@ -296,7 +318,7 @@ def test_evaluation_says_what_is_wrong_with_a_folder(tmp_path, capsys, damage):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", evaluation.available())
 def test_peak_memory_of_training(tmp_path, name):
-    """Two steps (depths 1 and 3) at batch 512 and width 256, in a process of its own: under 3 GiB, all included."""
+    """Two steps (depths 1 and 3) at batch 512 and width 256, in a process of its own: under 3 GiB, test sets aside."""
     code = ("import resource, sys, train; train.LOG_TRIALS = train.TEST_TRIALS = 10; train.main(sys.argv[1:]); "
             "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # KiB on Linux
     flags = ["--model", name, "--split", "productive", "--dim", "256", "--batch-size", "512", "--steps", "2",
@@ -326,8 +348,8 @@ def test_baselines_by_hand():
     red, blue = 1, 3
     stimulus = torch.zeros(4, 100, 2, dtype=torch.int32)
     stimulus[:, 0], stimulus[:, 1], stimulus[:, 2] = torch.tensor([[1, red], [2, blue], [3, red]])
-    instruction = torch.tensor([[[data.EXIST, 1, blue, 0, 0]], [[data.LOCATION, 1, red, 0, 0]], [[data.COLOR, 2, 0, 0, 0]],
-                                [[data.SHAPE, 0, blue, 0, 0]]])
+    instruction = torch.tensor([[[data.EXIST, 1, blue, 0, 0]], [[data.GET_LOCATION, 1, red, 0, 0]], [[data.GET_COLOR, 2, 0, 0, 0]],
+                                [[data.GET_SHAPE, 0, blue, 0, 0]]])
     trials = data.Trials(instruction, stimulus, torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1,
                                                               data.FIRST_SHAPE + 1]))
     operator = instruction[:, 0, 0]
