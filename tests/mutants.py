@@ -38,6 +38,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("torch.where(asked, row * column, 1)", "torch.where(asked, row * column, 0)"),
         ("index = 2 * index + answer", "index = 2 * index + 1 - answer"),
         ("single = (count == 1)", "single = (count >= 1)"),
+        ("& asked[:, operator, 0].all(1)", ""),
         ("counted = (objects >= distractors[0])", "counted = (objects >= 0)"),
         ("clash = same_s & (same_c | no_c) | same_c & no_s", "clash = same_s & same_c")],
     ("data.py", "tests/test_data.py -k uniform or held or counts or coins or distractors"): [  # every split's entries
@@ -69,7 +70,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("fit, near = near[:n // 2], near[n // 2:]", "fit, near = near[:n // 2], near[:n // 2]"),
         ('log[-1]["train"] > log[-2]["train"] + 0.01', 'log[-1]["train"] > log[-2]["train"]')],
-    ("train.py", "tests/test_train.py tests/test_faults.py -k bits or folder or refused or code or disk or finite or drops"): [
+    ("train.py", "tests/test_train.py tests/test_faults.py -k bits or folder or refused or code or disk or finite or drops or once or bug"): [
         ('seed=config["seed"], start=state["step"]', 'seed=config["seed"], start=0'),
         ('rate(state["step"], steps)', "rate(first, steps)"),
         ("optimizer.load_state_dict(saved)", "pass"),
@@ -77,11 +78,14 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("cls.seen = True  # remembered", "cls.seen = False  # remembered"),
         ("temporary.unlink(missing_ok=True)", "pass"),
         ('map_location="cpu", weights_only=True', 'map_location="cpu", weights_only=False'),
-        ("if not math.isfinite(value):", "if False:")],
-    ("models/sstfmr.py", "tests/test_models.py -k torch or linear or relative or attention"): [
+        ("if not math.isfinite(value):", "if False:"),
+        ('open(folder / "lock", "ab")', 'open(folder / "config.json", "rb+")'),
+        ("except (Refused, OSError)", "except (ValueError, OSError)")],
+    ("models/sstfmr.py", "tests/test_models.py -k torch or linear or relative or attention or position"): [
         ("return last(x[:, -1:], x, bias", "return last(x[:, :1], x, bias"),  # the last block's shortcut
         ("to_value) + self.value.bias.view(self.heads, -1)", "to_value)"),
         ("layer(places)]) for layer", "places @ layer.weight.T]) for layer"),
+        ("bias if self.relative is None else bias[:, T:T + 1]", "0"),
         ("place[:, None] - place).clamp(-8, 8)", "place[:, None] + place).clamp(-8, 8)")],
     ("models/treetfmr.py", "tests/test_models.py -k treetfmr"): [
         ("p * left + (1 - p) * right", "(1 - p) * left + p * right"),  # the gate
