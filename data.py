@@ -434,48 +434,25 @@ def _check(instruction, stimulus):
 
 # ---- for people -------------------------------------------------------------------------------------------------
 
-def _object(shape, color):
-    return f"{COLOR_NAMES[color - 1] if color else ''} {LETTERS[shape - 1] if shape else ''}".strip()
-
-
-def _phrase(token, leaf):
-    """One operator in English: a question to answer at a leaf, a condition elsewhere."""
-    op, shape, color, *second = token
-    names = f"the {_object(shape, color)}" + (f" and the {_object(*second)}" if any(second) else "")
-    if op in (GET_LOCATION, GET_COLOR, GET_SHAPE):
-        return {GET_LOCATION: f"say where {names} is", GET_COLOR: f"say which color {names} has",
-                GET_SHAPE: f"say which letter is {_object(shape, color)}"}[op]
-    verb, parity = "add up" if op < PRODUCT_EVEN else "multiply", "even" if op in (SUM_EVEN, PRODUCT_EVEN) else "odd"
-    condition = f"the row and column of {names} {verb} to an {parity} number"
-    if op == EXIST:
-        condition = f"{names} is on the grid"
-    return "say whether " * leaf + condition
-
-
-def _node(instruction, level, index):
-    """The token of the operator at this place of a level, and whether that level is the last."""
-    start, width = 2 ** (level + 1) - 2, 2 ** level
-    return instruction[start + index].tolist(), start + width == len(instruction)
+QUESTIONS = {EXIST: "is the {} on the grid?", GET_LOCATION: "where is the {}?", GET_COLOR: "which color is the {}?",
+             GET_SHAPE: "which letter is {}?", SUM_EVEN: "do the row and column of the {} add up to an even number?",
+             SUM_ODD: "do the row and column of the {} add up to an odd number?",
+             PRODUCT_EVEN: "do the row and column of the {} multiply to an even number?",
+             PRODUCT_ODD: "do the row and column of the {} multiply to an odd number?"}
 
 
 def describe(instruction, level=0, index=0):
-    """An instruction (T, 5) in English. Level and index name the subtree to begin with."""
-    token, leaf = _node(instruction, level, index)
-    if leaf:
-        return _phrase(token, leaf)
-    left, right = (describe(instruction, level + 1, 2 * index + i) for i in (0, 1))
-    inner = f"if {_phrase(token, leaf)}, then {left}, otherwise {right}"
-    return f"({inner})" if level else inner
-
-
-def tree(instruction, level=0, index=0, indent=""):
-    """An instruction (T, 5) as an indented tree, one operator a line."""
-    (op, *features), leaf = _node(instruction, level, index)
-    objects = ", ".join(_object(*f) for f in (features[:2], features[2:]) if any(f))
-    lines = f"{'' if leaf else 'if '}{OPERATORS[op]}({objects})"
-    for i, word in enumerate(() if leaf else ("then", "else")):
-        lines += f"\n{indent}  {word} " + tree(instruction, level + 1, 2 * index + i, indent + "  ")
-    return lines
+    """An instruction (T, 5) in English, as an indented tree. Level and index name the subtree to begin with."""
+    start, width = 2 ** (level + 1) - 2, 2 ** level
+    op, *selectors = instruction[start + index].tolist()
+    objects = " and the ".join(f"{COLOR_NAMES[color - 1] if color else ''} {LETTERS[shape - 1] if shape else ''}".strip()
+                               for shape, color in (selectors[:2], selectors[2:]) if shape or color)
+    text = f"{OPERATORS[op]}: {QUESTIONS[op].format(objects)}"
+    if start + width == len(instruction):  # the last level
+        return text
+    branches = (describe(instruction, level + 1, 2 * index + i) for i in (0, 1))
+    return "\n".join([f"if {text}", *(f"{'  ' * (level + 1)}{word} {branch}"
+                                      for word, branch in zip(("then", "else"), branches))])
 
 
 def name(answer):
@@ -508,10 +485,9 @@ def draw(instruction, stimulus, color=None):
 
 
 def show(trial):
-    """One trial for people: sentence, tree, grid, answer."""
-    sentence = describe(trial.instruction)
-    return "\n".join([sentence[0].upper() + sentence[1:] + ".", "", tree(trial.instruction), "",
-                      draw(trial.instruction, trial.stimulus), "", f"Answer: {name(int(trial.answer))}"])
+    """One trial for people: question, grid, answer."""
+    return "\n\n".join([describe(trial.instruction), draw(trial.instruction, trial.stimulus),
+                        f"Answer: {name(int(trial.answer))}"])
 
 
 def between(low, high):

@@ -140,12 +140,16 @@ def test_the_oracle_agrees_with_a_slow_solver(split, subset, depth):
 
 # ---- for people -----------------------------------------------------------------------------------------------------
 
-def test_names_trees_and_grids():
+def test_names_questions_and_grids():
     assert [data.name(a) for a in (0, 1, 39, 102, 137)] == ["True", "False", "row 3, column 7", "a", "brown"]
-    assert data.tree(torch.tensor(TREE3)).split() == ("if SumOdd(red a) then GetColor(b) "
-                                                      "else ProductEven(blue c, pink d)").split()
-    objects = ("purple f", "red a", "green b", "white g", "cyan h", "the i", "brown", "blue c")
+    assert data.describe(torch.tensor(TREE3)).splitlines() == [
+        "if SumOdd: do the row and column of the red a add up to an odd number?",
+        "  then GetColor: which color is the b?",
+        "  else ProductEven: do the row and column of the blue c and the pink d multiply to an even number?"]
+    objects = ("purple f", "red a", "green b", "white g", "cyan h", "the i?", "letter is brown?", "blue c")
     assert all(text in data.describe(torch.tensor(TREE5)) for text in objects)
+    assert [line.index("if") if "if " in line else len(line) - len(line.lstrip())
+            for line in data.describe(torch.tensor(TREE5)).splitlines()] == [0, 7, 4, 4, 7, 4, 4]
     drawn = data.draw(torch.tensor(TREE3), grid(GRID3)[0], color=False)  # brackets: what the answering path asks for
     assert drawn.count("[") == 3 and all(text in drawn for text in ("[a:re", "[c:bl", "[d:pi", " b:or", " e:ye"))
 
@@ -155,7 +159,7 @@ def test_the_command_line_shows_trials(capsys):
     shown = capsys.readouterr().out
     assert shown.count("Answer:") == 2 and "\033" not in shown
     for trial in map(Trials._make, zip(*trials("productive", "depth5", 2, seed=4))):
-        assert data.describe(trial.instruction)[1:] in shown and data.tree(trial.instruction) in shown
+        assert data.describe(trial.instruction) in shown
         assert data.draw(trial.instruction, trial.stimulus, color=False) in shown
         assert f"Answer: {data.name(int(trial.answer))}" in shown
 
