@@ -13,18 +13,17 @@ A trial asks one question about a 10 x 10 grid of colored letters. The question 
     stimulus token     (shape, color) of cell 10 * row + column, 0 = empty.
 
 Differs from the reference release: 1) every trial is well posed (see solve); 2) two shortcuts to an answer
-are closed: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are
-held out; 4) one depth per batch, so nothing is padded; 5) tokens are integers, not floats; 6) of the two objects of a
-product, one at least lies on an odd row and an odd column.
+are closed: stand-ins for missing objects, decoys for parities; 3) the held-out pairs of systematic1 are held
+out; 4) systematic3 also trains single operators, which contain no pair; 5) one depth per batch, so nothing is
+padded; 6) tokens are integers, not floats; 7) of the two objects of a product, at least one lies on an odd
+row and an odd column.
 """
 import argparse
 import contextlib
 import hashlib
 import itertools
 import os
-import signal
 import sys
-import timeit
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin are slow on busy cores
@@ -45,10 +44,12 @@ class Trials(NamedTuple):
     answer: torch.Tensor  # (n,) int64
 
 
-# ---- the splits -----------------------------------------------------------------------------------------------
+# ---- the splits ---------------------------------------------------------------------------------------
 
 class Pool(NamedTuple):
-    """What one kind of trial is made of: leaf operators, inner operators, and the objects they ask for."""
+    """What one kind of trial asks: its leaf operators, inner operators, and the objects that its selectors name.
+
+    A Pool restricts selectors only. Distractors come from all shapes and colors."""
     leaves: tuple = (EXIST, GET_LOCATION, GET_COLOR, GET_SHAPE, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
     conditions: tuple = (EXIST, SUM_EVEN, SUM_ODD, PRODUCT_EVEN, PRODUCT_ODD)
     shapes: range = range(SHAPES)
@@ -56,7 +57,7 @@ class Pool(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """A set of trials: each draws one of the pools, and a number of distractors between the two given."""
+    """A set of trials: each draws one of the pools, and a number of distractors from the least to the most."""
     pools: tuple = (Pool(),)
     depths: tuple = (1,)
     distractors: tuple = (1, 5)
@@ -70,201 +71,248 @@ IF_A, IF_B = (EXIST, SUM_EVEN, PRODUCT_EVEN), (SUM_ODD, PRODUCT_ODD)
 THEN_A, THEN_B = (SUM_EVEN, PRODUCT_EVEN, GET_COLOR, GET_SHAPE), (EXIST, SUM_ODD, PRODUCT_ODD, GET_LOCATION)
 SYSTEMATIC3 = Subset(pools=(Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,))
 
+
+def held_out1(ops_a, ops_b):
+    """The questions with these operators that systematic1 does not train."""
+    return Subset(pools=(Pool(ops_a, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
+                         Pool(ops_b, shapes=LOW_SHAPES, colors=LOW_COLORS)))
+
+
 SPLITS = {  # split -> {"train": its training distribution, test set: its distribution, ...}; in distribution first
     "distractor": {"train": Subset(), "iid": Subset(),
                    **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
     "systematic1": {"train": SYSTEMATIC1, "iid": SYSTEMATIC1,
-                    "ood": Subset(pools=(Pool(OPS_A, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
-                                         Pool(OPS_B, shapes=LOW_SHAPES, colors=LOW_COLORS)))},
-    "systematic3": {"train": SYSTEMATIC3, "iid": SYSTEMATIC3,
+                    "ood6": held_out1(OPS_A[:3], OPS_B[:3]),  # without GetShape and GetColor
+                    "ood": held_out1(OPS_A, OPS_B)},
+    "systematic3": {"train": SYSTEMATIC3._replace(depths=(1, 3)), "iid": SYSTEMATIC3,
                     "ood": Subset(pools=(Pool(THEN_B, IF_A), Pool(THEN_A, IF_B)), depths=(3,))},
     "productive": {"train": Subset(depths=(1, 3)),
                    **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
 }
 
 
-# ---- the generator --------------------------------------------------------------------------------------------
-# n trials at once, without a loop over trials or nodes. O operators, in heap order: the branches of operator i are
-# 2i + 1 (True) and 2i + 2 (False). D distractors at most. Objects: two slots per operator, then the distractors.
-
-FAR = 2 ** 14  # beyond all pairs and cells
-ODD_ODD = 3  # a cell's parity class is 2 * (row % 2) + column % 2; the 25 cells of class c are numbered 25 c ..
-CELLS = torch.arange(GRID * GRID).view(5, 2, 5, 2).permute(1, 3, 0, 2).flatten()  # .. and this is their index
+def _demand(holds, message):
+    if not holds:
+        raise ValueError(message)
 
 
-class _Random:
-    """Random numbers for n trials; row i belongs to trial i."""
+def _check_subset(subset):
+    """ValueError, naming the field, unless this is a Subset of which trials can be asked."""
+    def check(field, value, allowed):
+        _demand(isinstance(value, (tuple, range)) and len(value) == len(set(value)) > 0
+                and all(type(number) is int and number in allowed for number in value),
+                f"{field} of a Subset must be a tuple of different numbers of {allowed}, not {value!r}")
 
-    def __init__(self, n, generator):
-        self.n, self.generator, self.device = n, generator, generator.device
-
-    def below(self, limit, size):
-        """(n, size) integers, uniform on 0 .. limit - 1 but for a bias under limit / 2**31."""
-        draws = torch.empty(self.n, size, dtype=torch.int32, device=self.device).random_(generator=self.generator)
-        return draws.long().mul_(limit).bitwise_right_shift_(31)  # draws are below 2**31; `% limit` is much slower
-
-    def coins(self, size):
-        return self.below(2, size) == 1
-
-
-def _distinct(index, group=None):
-    """index (n, k): the place of the i-th number drawn among those not drawn before; returns the numbers. With group
-    (n, k), only numbers of the same group differ. (A Lehmer code, decoded from its end: each number moves up those
-    after it that are not below it.)"""
-    index = index.T.to(torch.int16).contiguous()  # (k, n): the loop below then runs over long rows
-    group = None if group is None else group.T.to(torch.int16).contiguous()
-    for i in reversed(range(len(index) - 1)):
-        higher = index[i + 1:] >= index[i]
-        index[i + 1:] += higher if group is None else higher & (group[i + 1:] == group[i])
-    return index.T.contiguous().long()
+    pools, depths, numbers = subset
+    check("depths", depths, (1, 3, 5, 7, 9))
+    _demand(type(numbers) is tuple and [type(number) for number in numbers] == [int, int]
+            and 1 <= numbers[0] <= numbers[1] <= 99,
+            f"distractors of a Subset must be two integers from 1 to 99, least and most, not {numbers!r}")
+    _demand(type(pools) is tuple and pools and all(isinstance(pool, Pool) for pool in pools),
+            f"pools of a Subset must be a tuple of Pools, not {pools!r}")
+    for pool in pools:
+        for field, value, allowed in zip(Pool._fields, pool, (*Pool()[:2], range(SHAPES), range(COLORS))):
+            check(field, value, allowed)
 
 
-def _not_in(taken, index):
-    """index (n, k): the place of a number among those not in taken (n, m), FAR for none; returns the numbers."""
-    free_below = taken.sort(1).values - torch.arange(taken.shape[1], device=taken.device)  # for each number taken
-    return index + torch.searchsorted(free_below, index, right=True)
+# ---- the generator --------------------------------------------------------------------------------------
+# Each step draws something for n trials at once. A tree has O operators in heap order: operator i leads to
+# operators 2i + 1 (True) and 2i + 2 (False). A trial has room for 2 O + D objects: the objects of the O first
+# selectors, then those of the O second selectors, then at most D distractors.
+
+LOTS = 2 ** 24  # equal lots are rare; and below 2 ** 28, all versions of torch draw the same integers
+ANYWHERE = 4  # the parity class of an object that may lie in any cell; the others are 2 * (row % 2) + column % 2
+ODD_ODD = 3  # the parity class of odd rows and odd columns
+REDRAWS = 100  # rounds, each for up to a twentieth of the trials
 
 
-def _operators(subset, depth, random):
-    """The pool of each trial (n,), its operators (n, O), and which of these have a second selector (n, O)."""
-    leaves = 2 ** (depth // 2)
-    pool = random.below(len(subset.pools), 1)
-    op = torch.zeros(random.n, 2 * leaves - 1, dtype=torch.int64, device=random.device)
-    for i, p in enumerate(subset.pools):
-        drawn = [torch.tensor(choices, device=random.device)[random.below(len(choices), size)]
-                 for choices, size in ((p.conditions, leaves - 1), (p.leaves, leaves))]
-        op = torch.where(pool == i, torch.cat(drawn, 1), op)
-    return pool[:, 0], op, (op >= SUM_EVEN) & random.coins(op.shape[1]) & (depth > 1)
+def _below(limit, like, generator):
+    """Random integers from 0 to limit - 1, in the shape of `like` and where it is."""
+    return torch.randint(limit, like.shape, generator=generator, device=like.device)
 
 
-def _features(subset, pool, op, second, random):
-    """Shape and color of every object (n, 2 O + D, 2), counted from 1, and whether there were enough pairs (n, 1).
+def _deal(allowed, wanted, generator):
+    """Shuffles the allowed candidates (n, candidates) and deals them to the places that want one (n, places).
 
-    Shapes and colors, those of the pool first, are the rows and columns of a table of pairs. GetColor takes the
-    shapes of the first rows, GetShape the colors of the first columns, and nobody else may use them. All
-    other selectors are drawn without replacement from what the pool has left; then distractors, with replacement,
-    from all that is left. Exist draws two pairs: its selector, and a stand-in to be there if its object is not."""
-    (n, size), device = op.shape, op.device
-    get_color, get_shape = op == GET_COLOR, op == GET_SHAPE
-    orders, counts = [], []
-    for feature, count in (("shapes", SHAPES), ("colors", COLORS)):
-        outside = torch.tensor([[x not in getattr(p, feature) for x in range(count)] for p in subset.pools],
-                               device=device)[pool]
-        order = _distinct(random.below(count - torch.arange(count, device=device), count))
-        orders.append(order.gather(1, outside.gather(1, order).sort(dim=1, stable=True).indices))
-        counts.append((~outside).sum(1, True))
-    drawn = torch.stack([~(get_color | get_shape), second | (op == EXIST)], 2).flatten(1)
-    rank, number = drawn.cumsum(1) - 1, drawn.sum(1, True)
-    top, left = get_color.sum(1, True), get_shape.sum(1, True)  # reserved rows at the top, columns at the left, (n, 1)
-    height, width = counts[0] - top, counts[1] - left  # of what the pool has left
-    ok = (height > 0) & (width > 0) & (number <= height * width) & (number < (SHAPES - top) * (COLORS - left))
-    top, left = top.clamp(max=SHAPES - 1), left.clamp(max=COLORS - 1)  # so that what is not ok breaks nothing
-    height, width = height.clamp(min=1), width.clamp(min=1)
-
-    limit = (height * width - torch.arange(2 * size, device=device)).clamp(min=1)
-    pair = _distinct(random.below(limit, 2 * size)).gather(1, rank.clamp(min=0))
-    pair = torch.minimum(pair, height * width - 1)
-    row = pair // width
-    column = pair - row * width
-    row[:, ::2] = torch.where(get_shape, random.below(height, size), row[:, ::2])
-    column[:, ::2] = torch.where(get_color, random.below(width, size), column[:, ::2])
-
-    height, width = SHAPES - top, COLORS - left
-    pair = random.below((height * width - number).clamp(min=1), subset.distractors[1])
-    pair = _not_in(torch.where(drawn, row * width + column, FAR), pair)
-    pair = torch.minimum(pair, height * width - 1)
-    free_row = pair // width
-    row[:, ::2] = torch.where(get_color, (get_color.cumsum(1) - 1).clamp(max=SHAPES - 1) - top, row[:, ::2])
-    column[:, ::2] = torch.where(get_shape, (get_shape.cumsum(1) - 1).clamp(max=COLORS - 1) - left, column[:, ::2])
-    shape = orders[0].gather(1, torch.cat([row, free_row], 1) + top)
-    color = orders[1].gather(1, torch.cat([column, pair - free_row * width], 1) + left)
-    return torch.stack([shape, color], 2).int() + 1, ok
+    Returns the index of each place's candidate (n, places), and whether there were enough candidates (n,)."""
+    lot = torch.where(allowed, _below(LOTS, allowed, generator), LOTS)
+    shuffled = lot.argsort(dim=1, stable=True)  # the forbidden ones have the highest lot, so they come last
+    turn = (wanted.cumsum(1) - 1).clamp(0, allowed.shape[1] - 1)
+    return shuffled.gather(1, turn), wanted.sum(1) <= allowed.sum(1)
 
 
-def _cells(op, second, truth, path, distractors, random):
-    """The cell of every object (n, 2 O + D), and whether there were enough of each parity class (n, 1). `path` (n, P)
-    are the operators from the answer up to the root, `distractors` (n, D) which of them are there.
+def _pick(allowed, wanted, generator):
+    """Like _deal, but two places may pick the same candidate."""
+    allowed_first, number = (~allowed).argsort(dim=1, stable=True), allowed.sum(1, True)
+    turn = _below(LOTS, wanted, generator) % number.clamp(min=1)
+    return allowed_first.gather(1, turn), (number[:, 0] > 0) | ~wanted.any(1)
 
-    One object decides a parity; the other, if any, lies anywhere (sum) or on an odd row and column (product). The
-    first distractors are those of the operators of the path, as far as they reach. That of a sum or product is a decoy:
-    it takes a class with which its operator would have been the opposite, so that the grid has the same classes either
-    way."""
-    size, device = op.shape[1], op.device
-    parity, is_sum = op >= SUM_EVEN, op <= SUM_ODD
-    odd = truth ^ (op == SUM_EVEN) ^ (op == PRODUCT_EVEN)
-    other = torch.where(is_sum, random.below(4, size), ODD_ODD)
-    other_odd = second & is_sum & ((other == 1) | (other == 2))  # an odd row or an odd column, not both
 
-    def decider(odd):
-        row = random.below(2, size)
-        return torch.where(is_sum, 2 * row + (row ^ odd ^ other_odd), torch.where(odd, ODD_ODD, random.below(3, size)))
+def _among(index, there, size):
+    """Which of `size` candidates are among the indices (n, places), where there is one: (n, size)."""
+    mark = there.new_zeros(len(index), size + 1)  # the last is for places without one
+    return mark.scatter_(1, torch.where(there, index, size), True)[:, :-1]
 
-    deciding, decoy = decider(odd), decider(~odd).gather(1, path)
-    swap = second & random.coins(size)
-    first, last = torch.where(swap, other, deciding), torch.where(swap, deciding, other)
-    bound = torch.stack([parity, second], 2).flatten(1)  # objects that need a cell of their class
-    bound = torch.cat([bound, parity.gather(1, path) & distractors[:, :path.shape[1]]], 1)
-    cls = torch.where(bound, torch.cat([torch.stack([first, last], 2).flatten(1), decoy], 1), 4)
 
-    one_hot = cls[:, :, None] == torch.arange(5, device=device)
-    earlier = one_hot.cumsum(1).gather(2, cls[:, :, None])[:, :, 0] - 1  # objects of the same class
-    ok = (~bound | (earlier < 25)).all(1, True)
-    place = 25 * cls + _distinct(random.below((25 - earlier).clamp(min=1), cls.shape[1]), cls)
-    place = torch.where(bound, place.clamp(max=GRID * GRID - 1), FAR)
+def _in_pool(subset, field, size, pool):
+    """Which of the numbers below `size` the pool of each trial has in a field: (n, size)."""
+    table = [[number in getattr(p, field) for number in range(size)] for p in subset.pools]
+    return torch.tensor(table, device=pool.device)[pool]
 
-    free = GRID * GRID - bound.sum(1, True) - torch.arange(size + distractors.shape[1], device=device)
-    free = _not_in(place, _distinct(random.below(free.clamp(min=1), free.shape[1])))
-    # One free cell for the two objects of an operator: where it has a second one on the grid, both are bound.
-    free = torch.cat([free[:, :size].repeat_interleave(2, 1), free[:, size:]], 1).clamp(max=GRID * GRID - 1)
-    free[:, :bound.shape[1]] = torch.where(bound, place, free[:, :bound.shape[1]])
-    return CELLS.to(device)[free], ok
+
+def _operators(subset, depth, pool, generator):
+    """Draws the operators (n, O), and which of them have a second selector (n, O)."""
+    width = 2 ** (depth // 2)  # of the last level
+    wanted = torch.ones(len(pool), 2 * width - 1, dtype=torch.bool, device=pool.device)
+    conditions, _ = _pick(_in_pool(subset, "conditions", IF_ELSE, pool), wanted[:, width:], generator)
+    leaves, _ = _pick(_in_pool(subset, "leaves", IF_ELSE, pool), wanted[:, :width], generator)
+    operator = torch.cat([conditions, leaves], 1)
+    return operator, (operator >= SUM_EVEN) & (_below(2, operator, generator) == 1) & (depth > 1)
+
+
+def _features(subset, pool, operator, has_second, has_distractor, generator):
+    """Draws the shape and the color of every object (n, 2 O + D), and says where there were enough pairs (n,).
+
+    No other object has the shape that a GetColor asks about, or the color that a GetShape asks about. The second place
+    of an Exist holds its stand-in, which takes the object's place on the grid where the Exist is False."""
+    def pairs(shapes, colors):
+        return (shapes[:, :, None] & colors[:, None]).flatten(1)  # shape * COLORS + color
+
+    get_color, get_shape, size = operator == GET_COLOR, operator == GET_SHAPE, operator.shape[1]
+    pool_shapes, pool_colors = _in_pool(subset, "shapes", SHAPES, pool), _in_pool(subset, "colors", COLORS, pool)
+    asked_shape, enough1 = _deal(pool_shapes, get_color, generator)
+    asked_color, enough2 = _deal(pool_colors, get_shape, generator)
+    free_shapes = ~_among(asked_shape, get_color, SHAPES)
+    free_colors = ~_among(asked_color, get_shape, COLORS)
+    left_shapes, left_colors = pool_shapes & free_shapes, pool_colors & free_colors
+    found_shape, enough3 = _pick(left_shapes, get_shape, generator)  # what GetShape answers
+    found_color, enough4 = _pick(left_colors, get_color, generator)
+
+    asks_pair = torch.cat([~get_color & ~get_shape, has_second | (operator == EXIST)], 1)
+    pair, enough5 = _deal(pairs(left_shapes, left_colors), asks_pair, generator)
+    free_pairs = pairs(free_shapes, free_colors) & ~_among(pair, asks_pair, SHAPES * COLORS)
+    distractor, enough6 = _pick(free_pairs, has_distractor, generator)
+
+    all_pairs = torch.cat([pair, distractor], 1)
+    shape, color = all_pairs // COLORS, all_pairs % COLORS
+    shape[:, :size] = torch.where(get_color, asked_shape, torch.where(get_shape, found_shape, shape[:, :size]))
+    color[:, :size] = torch.where(get_shape, asked_color, torch.where(get_color, found_color, color[:, :size]))
+    return shape + 1, color + 1, enough1 & enough2 & enough3 & enough4 & enough5 & enough6
+
+
+def _truths(operator, depth, generator):
+    """Draws which operators are True (n, O), and returns the operators from the answer to the root too (n, levels)."""
+    truth, node = _below(2, operator, generator) == 1, torch.zeros_like(operator[:, :1])
+    answering_path = [node]
+    for _ in range(depth // 2):
+        node = 2 * node + 1 + (~truth).gather(1, node)
+        answering_path.insert(0, node)
+    return truth, torch.cat(answering_path, 1)
+
+
+def _deciding_class(is_sum, odd, generator):
+    """Draws a parity class in which row and column add up (or multiply) to an odd number, or to an even number."""
+    sum_class = torch.where(odd, 1 + _below(2, odd, generator), 3 * _below(2, odd, generator))
+    product_class = torch.where(odd, ODD_ODD, _below(3, odd, generator))
+    return torch.where(is_sum, sum_class, product_class)
+
+
+def _parity_classes(operator, has_second, truth, answering_path, has_distractor, generator):
+    """Draws the parity classes of the objects (n, at most 2 O + D) such that each operator is as true as was drawn.
+
+    One object decides a sum or a product. The other object, if there is one, lies anywhere (sum) or on an odd row and
+    column (product). The first distractors are assigned to the operators on the answering path. One that is assigned to
+    a sum or a product is its decoy: it lies where the deciding object would lie if the truth were the opposite."""
+    is_parity, is_sum = operator >= SUM_EVEN, operator <= SUM_ODD
+    other = torch.where(is_sum, _below(4, operator, generator), ODD_ODD)
+    other_is_odd = has_second & is_sum & ((other == 1) | (other == 2))
+    odd = other_is_odd ^ (truth == ((operator == SUM_ODD) | (operator == PRODUCT_ODD)))
+    deciding = _deciding_class(is_sum, odd, generator)
+    swap = has_second & (_below(2, operator, generator) == 1)
+    first = torch.where(is_parity, torch.where(swap, other, deciding), ANYWHERE)
+    second = torch.where(has_second, torch.where(swap, deciding, other), ANYWHERE)
+
+    node = answering_path[:, :has_distractor.shape[1]]
+    decoy = _deciding_class(is_sum.gather(1, node), ~odd.gather(1, node), generator)
+    is_decoy = is_parity.gather(1, node) & has_distractor[:, :node.shape[1]]
+    return torch.cat([first, second, torch.where(is_decoy, decoy, ANYWHERE)], 1)
+
+
+def _cells(parity_class, present, generator):
+    """Draws the cell of every object (n, 2 O + D), and says where there were enough cells (n,). The objects of a parity
+    class are dealt the 25 cells of the class first. The other objects are dealt the cells that are left."""
+    half, bound = GRID // 2, parity_class != ANYWHERE
+    grid = torch.arange(GRID * GRID, device=present.device).view(half, 2, half, 2)  # row and column, by parity
+    bound_cell, enough = torch.zeros_like(parity_class), torch.ones_like(present[:, 0])
+    for c in range(ANYWHERE):
+        cells, here = grid[:, c // 2, :, c % 2].flatten(), parity_class == c
+        place, enough_here = _deal(present.new_ones(len(present), len(cells)), here, generator)
+        bound_cell = torch.where(here, cells[place], bound_cell)
+        enough &= enough_here
+    unbound = present.clone()
+    unbound[:, :bound.shape[1]] &= ~bound
+    cell, enough_left = _deal(~_among(bound_cell, bound, GRID * GRID), unbound, generator)
+    cell[:, :bound.shape[1]] = torch.where(bound, bound_cell, cell[:, :bound.shape[1]])
+    return cell, enough & enough_left
+
+
+def _attempt(subset, depth, pool, distractors, generator):
+    """Draws a trial for each pool and number of distractors (n,), and says which trials obey the rules (n,)."""
+    operator, has_second = _operators(subset, depth, pool, generator)
+    has_distractor = torch.arange(subset.distractors[1], device=pool.device) < distractors[:, None]
+    shape, color, enough_pairs = _features(subset, pool, operator, has_second, has_distractor, generator)
+    truth, answering_path = _truths(operator, depth, generator)
+    parity_class = _parity_classes(operator, has_second, truth, answering_path, has_distractor, generator)
+    present = torch.cat([torch.ones_like(has_second), has_second, has_distractor], 1)
+    cell, enough_cells = _cells(parity_class, present, generator)
+
+    n, size = operator.shape
+    first, second = slice(0, size), slice(size, 2 * size)
+    instruction = torch.zeros(n, (3 * size - 1) // 2, 5, dtype=torch.int32, device=pool.device)
+    instruction[:, :, 0] = IF_ELSE
+    # Before level l stand 2^l - 1 operators and as many IfElses.
+    token = [2 * (2 ** level - 1) + i for level in range(depth // 2 + 1) for i in range(2 ** level)]
+    instruction[:, token] = torch.stack([
+        operator, shape[:, first] * (operator != GET_SHAPE), color[:, first] * (operator != GET_COLOR),
+        shape[:, second] * has_second, color[:, second] * has_second], 2).int()
+
+    missing = (operator == EXIST) & ~truth
+    for feature in (shape, color):
+        feature[:, first] = torch.where(missing, feature[:, second], feature[:, first])
+    stimulus = torch.zeros(n, GRID * GRID + 1, 2, dtype=torch.int32, device=pool.device)  # the last: not present
+    place = torch.where(present, cell, GRID * GRID)[:, :, None].expand(-1, -1, 2)
+    stimulus.scatter_(1, place, torch.stack([shape, color], 2).int())
+
+    node = answering_path[:, :1]
+    answer = torch.where(truth.gather(1, node), TRUE, FALSE)
+    for asked, value in ((GET_LOCATION, FIRST_CELL + cell), (GET_COLOR, FIRST_COLOR - 1 + color),
+                         (GET_SHAPE, FIRST_SHAPE - 1 + shape)):
+        answer = torch.where(operator.gather(1, node) == asked, value.gather(1, node), answer)
+    return Trials(instruction, stimulus[:, :-1], answer[:, 0]), enough_pairs & enough_cells
 
 
 def _generate(subset, depth, n, generator):
-    """n well-posed trials of one depth, on the generator's device."""
-    random = _Random(n, generator)
-    pool, op, second = _operators(subset, depth, random)
-    size, device = op.shape[1], op.device
-    features, enough = _features(subset, pool, op, second, random)
-    truth = random.coins(size)
-    path = [torch.zeros(n, 1, dtype=torch.int64, device=device)]
-    for _ in range(depth // 2):
-        path.insert(0, 2 * path[0] + 1 + (~truth).gather(1, path[0]).long())
-    node = path[0]  # the operator that answers
-    low, high = subset.distractors
-    distractors = torch.arange(high, device=device) < low + random.below(high - low + 1, 1)
-    cell, room = _cells(op, second, truth, torch.cat(path[:high], 1), distractors, random)
-    present = torch.cat([torch.stack([torch.ones_like(second), second], 2).flatten(1), distractors], 1)
+    """n well-posed trials of one depth, on the generator's device. ValueError where the rules cannot be met.
 
-    selectors = features[:, :2 * size].reshape(n, size, 4)
-    shown = torch.stack([op != GET_SHAPE, op != GET_COLOR, second, second], 2)
-    instruction = torch.zeros(n, (3 * size - 1) // 2, 5, dtype=torch.int32, device=device)
-    instruction[:, :, 0] = IF_ELSE
-    # Before level l stand 2^l - 1 operators and as many IfElses.
-    token = [2 * (2 ** l - 1) + i for l in range(depth // 2 + 1) for i in range(2 ** l)]
-    instruction[:, token] = torch.cat([op[:, :, None].int(), selectors * shown], 2)
-
-    missing = ((op == EXIST) & ~truth)[:, :, None]
-    features[:, 0:2 * size:2] = torch.where(missing, selectors[:, :, 2:], selectors[:, :, :2])
-    stimulus = torch.zeros(n, GRID * GRID + 1, 2, dtype=torch.int32, device=device)  # the last for what is not there
-    place = torch.where(present, cell, GRID * GRID)[:, :, None].expand(-1, -1, 2)
-    stimulus = stimulus.scatter_(1, place, features)[:, :-1]
-
-    answer, asked = (~truth).gather(1, node).long(), op.gather(1, node)
-    for operator, value in ((GET_LOCATION, FIRST_CELL + cell), (GET_SHAPE, FIRST_SHAPE - 1 + features[:, :, 0]),
-                            (GET_COLOR, FIRST_COLOR - 1 + features[:, :, 1])):
-        answer = torch.where(asked == operator, value.gather(1, 2 * node), answer)
-
-    trials, again = Trials(instruction, stimulus, answer[:, 0]), ~(enough & room)[:, 0]
-    if again.any():  # rare: a deep tree that ran out of pairs or of cells of a class
-        for old, new in zip(trials, _generate(subset, depth, int(again.sum()), generator)):
+    A trial that breaks a rule is drawn again, with the same pool and number of distractors."""
+    least, most = subset.distractors
+    each = torch.empty(n, device=generator.device)
+    pool, distractors = _below(len(subset.pools), each, generator), least + _below(most - least + 1, each, generator)
+    made, obeys = _attempt(subset, depth, pool, distractors, generator)
+    for _ in range(REDRAWS):
+        if obeys.all():
+            return made
+        again = (~obeys).nonzero()[:n // 20 + 1, 0]  # not all at once: a hopeless subset is given up soon
+        redrawn, obeys[again] = _attempt(subset, depth, pool[again], distractors[again], generator)
+        for old, new in zip(made, redrawn):
             old[again] = new
-    return trials
+    raise ValueError(f"this subset cannot be met: cells, or pairs of shape and color, run out at depth {depth} "
+                     f"with {least} to {most} distractors")
 
 
 # ---- streams of trials ----------------------------------------------------------------------------------------
 
-CHUNK = 10_000  # trials per call of the generator; part of what a stream is
+CHUNK = 2_000  # trials per call of the generator; part of what a stream is
 MAX_SEED = 2 ** 63 - 1  # of 64 bits with a sign
 
 
@@ -275,19 +323,18 @@ def _stream(device, *name):
 
 
 def _subset(split, subset):
-    if split not in SPLITS:
-        raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-    if subset not in SPLITS[split]:
-        raise ValueError(f"split {split} has no subset {subset!r}; it has {', '.join(SPLITS[split])}")
+    """The Subset of that name. ValueError where there is none, or where it is not as it must be."""
+    _demand(split in SPLITS, f"no split {split!r}; there are {', '.join(SPLITS)}")
+    _demand(subset in SPLITS[split], f"split {split} has no subset {subset!r}; it has {', '.join(SPLITS[split])}")
+    _check_subset(SPLITS[split][subset])
     return SPLITS[split][subset]
 
 
-def _check_numbers(device, **numbers):
-    """ValueError, naming the argument, unless these are integers from the least allowed up, given as (value, least),
-    and the device is there."""
+def _check_arguments(device, **numbers):
+    """ValueError, naming the argument, unless torch has the device and each (value, least) is an integer, not less."""
     for name, (value, least) in numbers.items():
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+        _demand(isinstance(value, int) and value >= least,
+                f"{name} must be an integer of at least {least}, not {value!r}")
     try:
         torch.Generator(device)
     except Exception as error:  # torch has one kind for each way to be wrong
@@ -296,12 +343,12 @@ def _check_numbers(device, **numbers):
 
 def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
     """The first n trials of a set, generated on the CPU: the same on every machine. A set of several depths needs
-    `depth`. Raises ValueError for a split, subset, depth or device that does not exist, and for n below 1."""
+    `depth`. Raises ValueError where an argument, or the set, is not as it must be."""
     chosen = _subset(split, subset)
     depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
-    if depth not in chosen.depths:
-        raise ValueError(f"depth of {split}/{subset} must be {' or '.join(map(str, chosen.depths))}, not {depth}")
-    _check_numbers(device, n=(n, 1), seed=(seed, 0))
+    _demand(depth in chosen.depths,
+            f"depth of {split}/{subset} must be {' or '.join(map(str, chosen.depths))}, not {depth}")
+    _check_arguments(device, n=(n, 1), seed=(seed, 0))
     chunks = [_generate(chosen, depth, CHUNK, _stream("cpu", seed, split, subset, depth, i))
               for i in range(-(-n // CHUNK))]
     return Trials(*(torch.cat(parts)[:n].to(device) for parts in zip(*chunks)))
@@ -311,12 +358,11 @@ def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
     on (seed, split, i, batch_size, train_size) and the kind of device alone. All trials are drawn anew, unless
     `train_size` fixes how many there are: then that many, evenly over the depths, reshuffled each epoch (and those
-    that do not fill a batch left out of it). Raises ValueError for a split or device that does not exist and for
-    numbers too small."""
+    that do not fill a batch left out of it). Raises ValueError where an argument, or the set, is not as it must be."""
     subset = _subset(split, "train")
-    _check_numbers(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
+    _check_arguments(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
     if train_size is not None:  # a batch of each depth
-        _check_numbers(device, train_size=(train_size, batch_size * len(subset.depths)))
+        _check_arguments(device, train_size=(train_size, batch_size * len(subset.depths)))
     share = None if train_size is None else train_size // len(subset.depths)  # trials of each depth
     return _batches(split, subset, batch_size, seed, start, device, share)
 
@@ -339,9 +385,9 @@ def _batches(split, subset, batch_size, seed, start, device, share):
 
 # ---- the oracle: reads tokens only, and shares no code with the generator ---------------------------------------
 
-def _evaluate(instruction, stimulus):
-    """For every token of the instruction: the class it would answer (n, T), the objects that its selectors match
-    (n, T, 2, 100)."""
+def evaluate_nodes(instruction, stimulus):
+    """For every token of the instruction: the class that it would answer (n, T), and which cells hold an object that
+    its two selectors match (n, T, 2, 100)."""
     op, shapes, colors = instruction[:, :, 0], instruction[:, :, 1::2], instruction[:, :, 2::2]
     shape, color = stimulus[:, None, None, :, 0], stimulus[:, None, None, :, 1]
     asked = (shapes > 0) | (colors > 0)  # (n, T, 2)
@@ -362,12 +408,12 @@ def _evaluate(instruction, stimulus):
     return answer, match
 
 
-def _walk(answer):
+def descend(answers):
     """The tokens of the operators from the root to the answer (n, levels), given every token's answer (n, T)."""
-    index = torch.zeros_like(answer[:, :1])  # within its level
+    index = torch.zeros_like(answers[:, :1])  # within its level
     tokens, start, width = [index], 0, 1
-    while start + width < answer.shape[1]:  # there are IfElses, so a level follows
-        index = 2 * index + answer.gather(1, tokens[-1])  # TRUE is 0: left
+    while start + width < answers.shape[1]:  # there are IfElses, so a level follows
+        index = 2 * index + answers.gather(1, tokens[-1])  # TRUE is 0: left
         start, width = start + 2 * width, 2 * width
         tokens.append(start + index)
     return torch.cat(tokens, 1)
@@ -377,7 +423,7 @@ def path(instruction, stimulus):
     """The tokens of the operators on the way from the root to the answer: (n, levels) indices below T. The last one
     is the operator that answers. Raises ValueError where the tensors are no instructions and stimuli."""
     _check(instruction, stimulus)
-    return _walk(_evaluate(instruction, stimulus)[0])
+    return descend(evaluate_nodes(instruction, stimulus)[0])
 
 
 def solve(instruction, stimulus, distractors=(1, 40)):
@@ -386,9 +432,9 @@ def solve(instruction, stimulus, distractors=(1, 40)):
     Takes the tokens (n, T, 5) and (n, 100, 2) alone. Raises ValueError where the tensors are no instructions and
     stimuli, or the numbers no two integers in order."""
     _check(instruction, stimulus)
-    if [type(number) for number in distractors or ()] != [int, int] or distractors[0] > distractors[1]:
-        raise ValueError(f"distractors must be two integers, least and most, not {distractors!r}")
-    answer, match = _evaluate(instruction, stimulus)
+    _demand([type(number) for number in distractors or ()] == [int, int] and distractors[0] <= distractors[1],
+            f"distractors must be two integers, least and most, not {distractors!r}")
+    answers, match = evaluate_nodes(instruction, stimulus)
     operator = instruction[0, :, 0] != IF_ELSE  # leave out the IfElses before comparing selectors in pairs
     s, c = instruction[:, operator, 1::2].flatten(1), instruction[:, operator, 2::2].flatten(1)
     same_s = (s[:, :, None] == s[:, None]) & (s > 0)[:, None]
@@ -404,32 +450,26 @@ def solve(instruction, stimulus, distractors=(1, 40)):
     whole = (stimulus[:, :, 0] > 0) == (stimulus[:, :, 1] > 0)
     single = single.all(2).all(1) & asked[:, operator, 0].all(1)
     ok = torch.stack([distinct, single, counted, whole.all(1)], 1)
-    return answer.gather(1, _walk(answer)[:, -1:])[:, 0], ok
+    return answers.gather(1, descend(answers)[:, -1:])[:, 0], ok
 
 
 def _check(instruction, stimulus):
     """ValueError, naming the argument, unless these are tokens of instructions and stimuli."""
-    for name, tokens in (("instruction", instruction), ("stimulus", stimulus)):
-        if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{name} must be a tensor of int32 or int64, not {getattr(tokens, 'dtype', tokens)}")
-    widths = (1, 2, 4, 8, 16)  # of the levels: so many operators, then, if another level follows, so many IfElses
-    sizes, is_if_else = [3 * w - 2 for w in widths], [x for w in widths for x in (False, True) for _ in range(w)]
-    if instruction.dim() != 3 or not len(instruction) or instruction.shape[1] not in sizes or instruction.shape[2] != 5:
-        raise ValueError(f"instruction must be (n, T, 5) with T one of {sizes}, not {tuple(instruction.shape)}")
-    if stimulus.shape != (len(instruction), GRID * GRID, 2):
-        raise ValueError(f"stimulus must be ({len(instruction)}, {GRID * GRID}, 2), not {tuple(stimulus.shape)}")
-    if stimulus.device != instruction.device:
-        raise ValueError(f"stimulus must be where instruction is, on {instruction.device}, not on {stimulus.device}")
-    for name, tokens, most in (("instruction", instruction, (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
-                               ("stimulus", stimulus, (SHAPES, COLORS))):
-        if ((tokens < 0) | (tokens > torch.tensor(most, device=tokens.device))).any():
-            raise ValueError(f"{name} must hold integers from 0 to {most}")
-    op, if_else = instruction[:, :, 0], torch.tensor(is_if_else[:instruction.shape[1]], device=instruction.device)
-    if ((op == IF_ELSE) != if_else).any() or (op == 0).any():
-        raise ValueError(f"instruction must have IfElse at {if_else.nonzero().flatten().tolist()}, operators elsewhere")
-    inner = op[:, :-widths[sizes.index(op.shape[1])]]
-    if ((inner >= GET_LOCATION) & (inner <= GET_SHAPE)).any():
-        raise ValueError("instruction must have operators that are True or False where an IfElse follows")
+    for name, tokens, lengths, most in (
+            ("instruction", instruction, (1, 4, 10, 22, 46), (IF_ELSE, SHAPES, COLORS, SHAPES, COLORS)),
+            ("stimulus", stimulus, (GRID * GRID,), (SHAPES, COLORS))):
+        _demand(isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int32, torch.int64) and tokens.dim() == 3
+                and len(tokens) == len(instruction) > 0 and tokens.shape[1] in lengths and tokens.shape[2] == len(most)
+                and tokens.device == instruction.device,
+                f"{name} must be (n, {' or '.join(map(str, lengths))}, {len(most)}), int32 or int64, on one device")
+        _demand(((tokens >= 0) & (tokens <= torch.tensor(most, device=tokens.device))).all(),
+                f"{name} must hold integers from 0 to {most}")
+    op = instruction[:, :, 0]
+    width = (op.shape[1] + 2) // 3  # of the last level
+    if_else = [token for level in (1, 2, 4, 8, 16) for token in [False] * level + [True] * level][:op.shape[1]]
+    wrong = ((op == IF_ELSE) != torch.tensor(if_else, device=op.device)) | (op == 0)
+    wrong[:, :-width] |= (op[:, :-width] >= GET_LOCATION) & (op[:, :-width] <= GET_SHAPE)
+    _demand(not wrong.any(), "instruction must have its IfElses after each level but the last, and booleans before them")
 
 
 # ---- for people -------------------------------------------------------------------------------------------------
@@ -472,7 +512,7 @@ def draw(instruction, stimulus, color=None):
     letters on a terminal unless NO_COLOR is set; elsewhere the first letters of the color (pink is pi)."""
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if color is None else color
     tokens = path(instruction[None], stimulus[None])[0]
-    marked = _evaluate(instruction[None], stimulus[None])[1][0, tokens].any(0).any(0)
+    marked = evaluate_nodes(instruction[None], stimulus[None])[1][0, tokens].any(0).any(0)
     cells, width = [], 1 if color else 4
     for (shape, hue), mark in zip(stimulus.tolist(), marked.tolist()):
         text = LETTERS[shape - 1] + ("" if color else f":{COLOR_NAMES[hue - 1][:2]}") if shape else "."
@@ -501,41 +541,22 @@ def between(low, high):
     return convert
 
 
-def bench(device):
-    """Prints trials/s of the generator by depth and number of distractors."""
-    for depth, distractors in ((1, 5), (1, 40), (3, 5), (5, 5), (7, 5), (9, 5)):
-        subset, generator = Subset(distractors=(distractors, distractors)), _stream(device, "bench")
-        _generate(subset, depth, CHUNK, generator)
-        # int() waits for the device.
-        seconds = timeit.repeat(lambda: int(_generate(subset, depth, CHUNK, generator).answer[-1]), number=1, repeat=10)
-        print(f"depth {depth}, {distractors:2} distractors: {CHUNK / sorted(seconds)[5]:9,.0f} trials/s")
-
-
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Show gCOG trials, or measure how fast they are generated.",
+    parser = argparse.ArgumentParser(description="Show gCOG trials.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--split", choices=SPLITS, default="productive", help="the split to show trials of")
     parser.add_argument("--subset", help="its test set, or train; None: the first test set")
     parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), help="where a training set has several")
     parser.add_argument("--n", type=between(1, 10 ** 6), default=3, help="trials to show")
     parser.add_argument("--seed", type=between(0, MAX_SEED), default=0, help="of the stream; models are tested on 0")
-    parser.add_argument("--bench", action="store_true", help="print trials/s by depth and distractors instead")
-    parser.add_argument("--device", default="cpu", help="where --bench generates")
     args = parser.parse_args(argv)
     try:
-        _check_numbers(args.device)
         shown = trials(args.split, args.subset or list(SPLITS[args.split])[1], args.n, seed=args.seed, depth=args.depth)
-        if args.bench:
-            return bench(args.device)
         for i, trial in enumerate(zip(*shown)):
             print("\n" * (i > 0) + show(Trials(*trial)))
     except ValueError as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):  # not on Windows
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the program without a word
     main()

@@ -1,83 +1,125 @@
-"""CrossAttn: the instruction's encoding asks, the stimulus's encoding answers, in one cross-attention (section 3.1).
+"""CrossAttn: the instruction's encoding asks, the stimulus's encoding answers, in a cross-attention (section 3.1).
 
-    instruction EOS         stimulus EOS
-         |       |              |     |
-        [ Encoder ]            [ Encoder ]      each stream reads itself alone
-                 |              |     |
-                 '--query-->[ Block ]-'keys     they meet where the question looks for its object
-                                |               and values
-                           [ LN, MLP ]
-                                |
-                             readout -> 138 logits
+    root ... EOS           objects ... EOS
+      |       |               |         |
+    [ Encoder ]             [  Encoder  ]        each stream reads itself alone
+      |                       |         |
+      '------ query -> [ Block ] <- keys and values      they meet where the question looks for its object
+                           |
+                      [ LN, MLP ]
+                           |
+                        readout -> 138 logits
 
-Differs from the paper: 1) two heads, width 128; 2) stimulus positions are learned, instruction positions have
-wavelengths from 2.5 to 64 tokens; 3) weights of linear layers start with variance 1 / fan-in, those of queries at 0.3
-of that scale, embeddings with variance 1, as sinusoids have; 4) Muon instead of AdamW; 5) no bias on keys, where it
-would cancel; 6) the cross-attention is a whole block, with an MLP and two norms of its own. --paper undoes 1, 2 and 4.
+Differs from the paper: 1) two heads, width 128; 2) the root's token asks, not the instruction's EOS; 3) one token per
+selector; 4) stimulus positions are learned, instruction positions have wavelengths from 2.5 to 64 tokens; 5) Muon
+instead of AdamW; 6) empty cells have no position; 7) keys have no bias; 8) Linear starts with variance 1 / fan-in,
+queries with 0.09 of it, embeddings with 1; 9) the cross-attention is a whole block, with an MLP and two norms of its
+own. --paper undoes 1 to 5.
 """
 import math
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-INSTRUCTION, STIMULUS = (10, 27, 11, 27, 11), (27, 11)  # values of each feature of a token, 0 and all letters included
-PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "optimizer": "adamw"}
-
-
-class Embedding(nn.Module):
-    """A stream of tokens as vectors. Each is the sum of a learned vector per feature, the same as a linear map of the
-    one-hot features, and of a vector for its place. EOS follows: all features 0, and a learned place of its own."""
-
-    def __init__(self, sizes, dim):
-        super().__init__()
-        self.table, self.eos = nn.Parameter(torch.randn(sum(sizes), dim)), nn.Parameter(torch.randn(1, dim))
-        self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
-
-    def forward(self, tokens, places, layers=()):  # (B, N, features), (N, C) -> x (B, N + 1, C), layer(x) of each layer
-        rows, places = F.pad(tokens, (0, 0, 0, 1)) + self.first, torch.cat([places, self.eos])
-        place = torch.arange(len(places), device=rows.device) + len(self.table)
-        rows = torch.cat([rows, place.expand(len(rows), -1)[:, :, None]], 2)  # (B, N + 1, features + 1)
-        # A layer is linear, so apply it to the few vectors that tokens are sums of, and look its results up as well.
-        vectors = [torch.cat([self.table, places])]
-        vectors += [torch.cat([self.table @ layer.weight.T, layer(places)]) for layer in layers]
-        return [F.embedding_bag(rows.flatten(0, 1), v, mode="sum").unflatten(0, rows.shape[:2]) for v in vectors]
-
-
+PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "read": "eos", "tokens": "operator"}
+READ = {"root": 0, "eos": -1}  # which token of a stream
 WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
 
 
-def sinusoids(length, shortest, longest, like):
-    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C), on the device of `like` (.., C)."""
-    wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, like.shape[-1] // 2, device=like.device)
-    angle = 2 * math.pi * torch.arange(length, device=like.device)[:, None] / wavelength
+def sinusoids(length, dim, position):
+    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C)."""
+    shortest, longest = WAVELENGTHS[position]
+    wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, dim // 2)
+    angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
     return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
 
 
+class Embedding(nn.Module):
+    """A token is the sum of one learned vector per feature: a linear map of its one-hot features."""
+
+    def __init__(self, *sizes, dim):
+        super().__init__()
+        self.tables = nn.ParameterList(torch.randn(size, dim) for size in sizes)
+
+    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
+        return sum(F.embedding(ids, table) for ids, table in zip(tokens.unbind(2), self.tables, strict=True))
+
+
+class Instruction(nn.Module):
+    """The instruction and its EOS as vectors. With tokens="operator" they are one token per operator; with "selector"
+    they are one per selector: all first ones, then all second ones, and no key for a second selector that is absent."""
+
+    def __init__(self, dim, position, tokens):
+        super().__init__()
+        self.position, self.eos = position, nn.Parameter(torch.randn(dim))
+        if tokens == "operator":
+            self.embedding, self.second = Embedding(10, 27, 11, 27, 11, dim=dim), None
+        else:
+            self.embedding, self.second = Embedding(10, 27, 11, dim=dim), nn.Parameter(torch.randn(dim))
+
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), what is added to the scores of these keys (B, N)
+        B, T, _ = instruction.shape
+        place = sinusoids(T, len(self.eos), self.position).to(self.eos.device)
+        eos = self.eos.expand(B, 1, -1)
+        if self.second is None:
+            return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
+        first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
+        x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
+        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # no score for what is absent
+
+
+class Stimulus(nn.Module):
+    """The objects of a grid, its empty cells and its EOS as vectors. Empty cells have no position, so they are equal in
+    every layer, and n equal keys weigh as much as one whose score is log n higher: one token stands for all of them.
+    (A grid with fewer objects than the fullest one of the batch has several such tokens, which share that weight.)"""
+
+    def __init__(self, dim, position):
+        super().__init__()
+        self.embedding, self.eos = Embedding(27, 11, dim=dim), nn.Parameter(torch.randn(dim))
+        cells = sinusoids(100, dim, position) if position == "paper" else torch.randn(100, dim)
+        self.cells = nn.Parameter(cells, requires_grad=position != "paper")
+
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), what is added to the scores of these keys (B, S)
+        taken = stimulus[:, :, 0] > 0
+        objects = taken.sum(1, keepdim=True)  # (B, 1)
+        most = int(objects.max())  # the one number that a training step reads from the device
+        cell = taken.int().argsort(dim=1, descending=True, stable=True)[:, :most + 1]  # objects first, then empty cells
+        empty = torch.arange(cell.shape[1], device=cell.device) >= objects
+        place = F.embedding(cell.masked_fill(empty, 100), F.pad(self.cells, (0, 0, 0, 1)))  # zeros for an empty cell
+        x = self.embedding(stimulus.gather(1, cell[:, :, None].expand(-1, -1, 2))) + place
+        share = torch.log((100 - objects) / (cell.shape[1] - objects))  # empty cells, over tokens that stand for them
+        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), F.pad(torch.where(empty, share, 0), (0, 1))
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weights start with variance 1 / fan-in."""
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight, std=self.in_features ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 class Attention(nn.Module):
-    """Multi-head attention of x to context, softmax(q k / sqrt(D) + bias) v. The projections qkv may be given."""
+    """Multi-head attention of x to context. It keeps its weights, for eval.py to draw."""
 
     def __init__(self, dim, heads):
         super().__init__()
+        if dim % (2 * heads):
+            raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
         self.heads = heads
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
+        self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
+        self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
+        self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
 
-    def forward(self, x, context, bias=0, qkv=None):  # (B, N, C), (B, M, C) -> (B, N, C)
-        if qkv is None and x.shape[1] * self.heads < context.shape[1]:
-            # Few queries: q (W c) = (q W) c, so project the queries into the context's space, not the context into
-            # theirs, and sum the context before it is projected (its weights sum to 1, so the bias passes unchanged).
-            q = self.query(x).unflatten(2, (self.heads, -1)) / math.sqrt(x.shape[2] // self.heads)  # (B, N, H, D)
-            to_key, to_value = (m.weight.unflatten(0, (self.heads, -1)) for m in (self.key, self.value))  # (H, D, C)
-            scores = torch.einsum("bnhc, bmc -> bhnm", torch.einsum("bnhd, hdc -> bnhc", q, to_key), context)
-            mixed = torch.einsum("bhnm, bmc -> bnhc", (scores + bias).softmax(3), context)
-            mixed = torch.einsum("bnhc, hdc -> bnhd", mixed, to_value) + self.value.bias.view(self.heads, -1)
-        else:
-            qkv = (self.query(x), self.key(context), self.value(context)) if qkv is None else qkv
-            q, k, v = (t.unflatten(2, (self.heads, -1)) for t in qkv)  # (B, N, H, D), (B, M, H, D) twice
-            scores = torch.einsum("bnhd, bmhd -> bhnm", q / math.sqrt(q.shape[3]), k)
-            mixed = torch.einsum("bhnm, bmhd -> bnhd", (scores + bias).softmax(3), v)
-        return self.out(mixed.flatten(2))
+    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, H, N, D), (B, H, M, D) twice
+                   for part in (self.query(x), self.key(context), self.value(context)))
+        weights = (q @ k.mT / math.sqrt(q.shape[3]) + bias[:, None, None]).softmax(3)  # (B, H, N, M)
+        self.weights = weights.detach()
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -86,69 +128,49 @@ class Block(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
         self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
-    def forward(self, x, context, bias=0, qkv=None):
-        x = self.norm1(x + self.attention(x, context, bias, qkv))
+    def forward(self, x, context, bias):
+        x = self.norm1(x + self.attention(x, context, bias))
         return self.norm2(x + self.mlp(x))
 
 
 class Encoder(nn.Module):
-    """One stream: its tokens and an EOS through a stack of blocks. With `last`, only the EOS leaves the last one."""
+    """A stream through a stack of blocks. With `read`, only that token leaves the last one."""
 
-    def __init__(self, sizes, dim, layers, heads, position, last):
+    def __init__(self, stream, dim, layers, heads, read=None):
         super().__init__()
-        self.embedding, self.position, self.last = Embedding(sizes, dim), position, last
-        self.cells = nn.Parameter(torch.randn(100, dim)) if position == "learned" else None
-        self.relative = nn.Parameter(torch.zeros(heads, 17)) if position == "relative" else None
+        self.stream, self.read = stream, read
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
 
-    def forward(self, tokens):  # (B, N, features) -> (B, 1 if last else N + 1, C)
-        N, like, bias = tokens.shape[1], self.embedding.table, 0
-        if self.position == "learned":
-            places = self.cells
-        elif self.position == "relative":
-            places, place = like.new_zeros(N, like.shape[1]), torch.arange(N + 1, device=like.device)
-            bias = self.relative[:, (place[:, None] - place).clamp(-8, 8) + 8]  # (H, N + 1, N + 1), with EOS
-        else:
-            places = sinusoids(N, *WAVELENGTHS[self.position], like)
-        blocks = self.blocks[:-1] if self.last else self.blocks
-        layers = [getattr(block.attention, name) for block in blocks[:1] for name in ("query", "key", "value")]
-        x, *qkv = self.embedding(tokens, places, layers)
-        for block in blocks:
-            x, qkv = block(x, x, bias, qkv), None
-        if self.last:  # nothing else of the last block is read
-            x = self.blocks[-1](x[:, -1:], x, bias if self.relative is None else bias[:, -1:])
-        return x
+    def forward(self, tokens):  # (B, N or 1, C), what is added to the scores of the stream's keys (B, N)
+        x, bias = self.stream(tokens)
+        for block in self.blocks[:-1]:
+            x = block(x, x, bias)
+        queries = x if self.read is None else x[:, [self.read]]
+        return self.blocks[-1](queries, x, bias), bias
 
 
 class Model(nn.Module):
-    """Width `dim`; `position` of the instruction: sinusoidal, relative (a learned bias per head and distance up to 8
-    tokens), or paper (sinusoidal with base 10,000 in both streams)."""
+    """Width `dim`; `position` code of both streams; `read`: which token asks, `looks` times; `tokens`: one per selector
+    or operator."""
 
-    def __init__(self, dim=128, layers=1, heads=2, position="sinusoidal"):
+    def __init__(self, dim=128, layers=1, heads=2, looks=1, position: Literal["sinusoidal", "paper"] = "sinusoidal",
+                 read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        if min(heads, layers) < 1 or dim % heads or dim % 2 or position not in ("sinusoidal", "relative", "paper"):
-            raise ValueError("dim must be even, heads divide it, layers at least 1, position sinusoidal, relative "
-                             f"or paper, not dim={dim}, heads={heads}, layers={layers}, position={position}")
-        self.instruction = Encoder(INSTRUCTION, dim, layers, heads, position, last=True)
-        self.stimulus = Encoder(STIMULUS, dim, layers, heads, "paper" if position == "paper" else "learned", last=False)
-        self.cross, self.norm = Block(dim, heads), nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim), nn.GELU(),
-                                 nn.Linear(2 * dim, dim))
-        self.readout = nn.Linear(dim, 138)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features ** -0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
+        self.instruction = Encoder(Instruction(dim, position, tokens), dim, layers, heads, READ[read])
+        self.stimulus = Encoder(Stimulus(dim, position), dim, layers, heads)
+        self.looks = nn.ModuleList(Block(dim, heads) for _ in range(looks))
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim), nn.GELU(),
+                                 Linear(2 * dim, dim))
+        self.readout = Linear(dim, 138)
 
-    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
-        x = self.cross(self.instruction(instruction), self.stimulus(stimulus))  # (B, 1, C)
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
+        (x, _), (y, bias) = self.instruction(instruction), self.stimulus(stimulus)  # (B, 1, C), (B, S, C)
+        for look in self.looks:
+            x = look(x, y, bias)
         return self.mlp(self.norm(x))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

@@ -1,119 +1,171 @@
-"""TreeTfmr: every operator looks at the stimulus by itself, and a learned choice folds the tree (not in the paper).
+"""TreeTfmr: the Transformer of sstfmr.py, applied to every operator, from the leaves up (not in the paper).
 
-    operator    selector 1   selector 2                     the same three parts for every operator:
-        |            |            |
-        |       [ Retrieve ]  [ Retrieve ] <- stimulus      1. attention by content finds the selectors' objects
-        |            |            |
-        '------>[       Compute       ]                     2. an MLP makes the operator's value of what was found
-                          |
-            condition ---.|.--- then, else                  3. value = p then + (1 - p) else, with p =
-                      [ Choose ]                               sigmoid(gate(condition)), from the leaves up
-                          |
-                       readout -> 138 logits
+    root ... EOS    left, right    objects ... EOS      for every operator of a level, at once
+      |       |         |    |         |        |
+    [ Block: the operator's tokens read all     ]  x layers, the same ones for every operator and level
+      |
+    readout -> 138 logits -> answer ->  left or right of the operator above
 
-It can read trees deeper than any that it was trained on because nothing in it knows of depth: a choice between two
-values is again such a value. What it is given, and the paper's models are not: which token is whose child, that an
-IfElse is a choice between two branches, and that a selector fits an object of its shape and color. What it learns:
-what every operator means, and that the value of a condition is to be read as a choice. Its ablations (arguments of
-Model) say what is needed: a query for each selector and shared weights are; the choice and the fit can be learned too.
+An operator is an instruction of depth 1 of its own, which may also read what its two branches answered. A branch is
+handed up as its answer: the softmax of its 138 logits, embedded. So the value of an inner operator is the same kind of
+thing as that of a leaf, and nothing here knows of depth.
+
+The model is told which operators are whose branches, and to work from the leaves up. Everything else is learned.
 
 Differs from the paper: all of it.
 """
+import math
+from typing import Literal
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-PAPER = {"optimizer": "adamw"}
-QUICK = {"steps": 4_000}  # a step is cheap: there is no encoder
-SHARPNESS, ABSENT = 16.0, 0.75  # at first: scale of the scores; score of finding nothing, where a match has 1
+TRAINING = {"lr": 3e-3}
+READ = {"root": 0, "eos": -1}  # which token of a stream
+WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
 
 
-class Retrieve(nn.Module):
-    """Attention by content. If tied, a selector and an object of one shape or color share that feature's vector.
-    Compared at length 1, their score is the share of the selector's features that the object has, as far as these
-    vectors are orthogonal. One more key stands for finding nothing."""
+def sinusoids(length, dim, position):
+    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C)."""
+    shortest, longest = WAVELENGTHS[position]
+    wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, dim // 2)
+    angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
+    return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
 
-    def __init__(self, dim, tied):
+
+class Embedding(nn.Module):
+    """A token is the sum of one learned vector per feature: a linear map of its one-hot features."""
+
+    def __init__(self, *sizes, dim):
         super().__init__()
-        # Short beside the cells' vectors: how an unusual object looks must not disturb where it seems to be.
-        self.features = nn.ParameterList([0.5 * torch.randn(27, dim), 0.5 * torch.randn(11, dim)])  # shapes, colors
-        self.cells, self.nothing = nn.Parameter(torch.randn(100, dim)), nn.Parameter(torch.randn(dim))
-        self.sharpness, self.absent = nn.Parameter(torch.tensor(SHARPNESS)), nn.Parameter(torch.tensor(ABSENT))
-        self.asks = None if tied else nn.ParameterList([torch.randn(27, dim), torch.randn(11, dim)])
+        self.tables = nn.ParameterList(torch.randn(size, dim) for size in sizes)
 
-    def forward(self, selectors, stimulus):  # (B, N, 2), (B, S, 2) -> (B, N, C)
-        score, value, S = 0, self.cells, stimulus.shape[1]
-        for i in range(selectors.shape[2]):  # shape, color; of two selectors in one query: shape, color, shape, color
-            # Both sides come from one small vocabulary, so look their products up instead of multiplying.
-            has = F.normalize(self.features[i % 2], dim=1)
-            asks = has if self.asks is None else F.normalize(self.asks[i % 2], dim=1)
-            something = torch.arange(len(has), device=has.device)[:, None] > 0  # 0 asks for nothing
-            same = ((asks @ has.T) * something)[selectors[:, :, i]]
-            score = score + same.gather(2, stimulus[:, None, :, i % 2].expand(-1, selectors.shape[1], -1))
-        for i, table in enumerate(self.features):
-            value = value + F.embedding(stimulus[:, :, i], table)
-        asked = (selectors > 0).sum(2, True)  # features; 0 where there is no second selector
-        score = torch.cat([score / asked.clamp(min=1), self.absent.expand(score.shape[:2]).unsqueeze(2)], 2)
-        weights = (score * self.sharpness).softmax(2)  # (B, N, S + 1)
-        return (weights[:, :, :S] @ value + weights[:, :, S:] * self.nothing) * (asked > 0)
+    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
+        return sum(F.embedding(ids, table) for ids, table in zip(tokens.unbind(2), self.tables, strict=True))
 
 
-class Compute(nn.Module):
-    """What an operator makes of what its selectors found: one MLP for all operators, each of which opens and closes its
-    hidden units. (Added to them instead, an operator is not heard over objects that it was never asked about.)"""
+class Instruction(nn.Module):
+    """The instruction and its EOS as vectors. With tokens="operator" they are one token per operator; with "selector"
+    they are one per selector: all first ones, then all second ones, and no key for a second selector that is absent."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, position, tokens):
         super().__init__()
-        self.operator = nn.Parameter(torch.randn(10, 4 * dim))
-        self.first, self.second = nn.Linear(dim, 4 * dim), nn.Linear(dim, 4 * dim)
-        self.value, self.norm = nn.Linear(4 * dim, dim), nn.LayerNorm(dim)
+        self.position, self.eos = position, nn.Parameter(torch.randn(dim))
+        if tokens == "operator":
+            self.embedding, self.second = Embedding(10, 27, 11, 27, 11, dim=dim), None
+        else:
+            self.embedding, self.second = Embedding(10, 27, 11, dim=dim), nn.Parameter(torch.randn(dim))
 
-    def forward(self, operator, found):  # (B, O), (B, O, 2, C) -> (B, O, C)
-        hidden = F.gelu(self.first(found[:, :, 0]) + self.second(found[:, :, 1]))
-        return self.norm(self.value(hidden * F.embedding(operator, self.operator)))
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), what is added to the scores of these keys (B, N)
+        B, T, _ = instruction.shape
+        place = sinusoids(T, len(self.eos), self.position).to(self.eos.device)
+        eos = self.eos.expand(B, 1, -1)
+        if self.second is None:
+            return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
+        first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
+        x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
+        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # no score for what is absent
+
+
+class Stimulus(nn.Module):
+    """The objects of a grid, its empty cells and its EOS as vectors. Empty cells have no position, so they are equal in
+    every layer, and n equal keys weigh as much as one whose score is log n higher: one token stands for all of them.
+    (A grid with fewer objects than the fullest one of the batch has several such tokens, which share that weight.)"""
+
+    def __init__(self, dim, position):
+        super().__init__()
+        self.embedding, self.eos = Embedding(27, 11, dim=dim), nn.Parameter(torch.randn(dim))
+        cells = sinusoids(100, dim, position) if position == "paper" else torch.randn(100, dim)
+        self.cells = nn.Parameter(cells, requires_grad=position != "paper")
+
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), what is added to the scores of these keys (B, S)
+        taken = stimulus[:, :, 0] > 0
+        objects = taken.sum(1, keepdim=True)  # (B, 1)
+        most = int(objects.max())  # the one number that a training step reads from the device
+        cell = taken.int().argsort(dim=1, descending=True, stable=True)[:, :most + 1]  # objects first, then empty cells
+        empty = torch.arange(cell.shape[1], device=cell.device) >= objects
+        place = F.embedding(cell.masked_fill(empty, 100), F.pad(self.cells, (0, 0, 0, 1)))  # zeros for an empty cell
+        x = self.embedding(stimulus.gather(1, cell[:, :, None].expand(-1, -1, 2))) + place
+        share = torch.log((100 - objects) / (cell.shape[1] - objects))  # empty cells, over tokens that stand for them
+        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), F.pad(torch.where(empty, share, 0), (0, 1))
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weights start with variance 1 / fan-in."""
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight, std=self.in_features ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Attention(nn.Module):
+    """Multi-head attention of x to context. It keeps its weights, for eval.py to draw."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        if dim % (2 * heads):
+            raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
+        self.heads = heads
+        self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
+        self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
+        self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
+
+    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, H, N, D), (B, H, M, D) twice
+                   for part in (self.query(x), self.key(context), self.value(context)))
+        weights = (q @ k.mT / math.sqrt(q.shape[3]) + bias[:, None, None]).softmax(3)  # (B, H, N, M)
+        self.weights = weights.detach()
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A post-norm Transformer block: attention to context, then an MLP, each added and normalized."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, x, context, bias):
+        x = self.norm1(x + self.attention(x, context, bias))
+        return self.norm2(x + self.mlp(x))
 
 
 class Model(nn.Module):
-    """Width `dim`. Ablations: one query for both selectors (`queries=1`), weights of their own for each level
-    (`shared=False`), a free MLP instead of the choice (`choice=False`), vectors of their own for what selectors ask
-    (`tied=False`)."""
+    """Width `dim`; `position` code of both streams; `read`: which token answers; `tokens`: one per selector or per
+    operator."""
 
-    def __init__(self, dim=128, queries=2, shared=True, choice=True, tied=True):
+    def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
+                 read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        self.queries = queries
-        self.retrieve, self.gate = Retrieve(dim, tied), nn.Linear(dim, 1) if choice else None
-        self.compute = nn.ModuleList(Compute(dim) for _ in range(1 if shared else 5))
-        self.merge = None if choice else nn.Sequential(nn.Linear(3 * dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim),
-                                                       nn.LayerNorm(dim))
-        self.readout = nn.Linear(dim, 138)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features ** -0.5)
-                nn.init.zeros_(module.bias)
+        self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.readout, self.read = Linear(dim, 138), READ[read]
+        self.answers, self.sides = nn.Parameter(torch.randn(138, dim)), nn.Parameter(torch.randn(2, dim))
 
-    def choose(self, condition, left, right):  # (B, n, C) each
-        if self.gate is None:
-            return self.merge(torch.cat([condition, left, right], 2))
-        p = self.gate(condition).sigmoid()
-        return p * left + (1 - p) * right  # between two values, so it can be folded any number of times
-
-    def fold(self, values):  # the values of each level (B, n, C), root first -> (B, C)
-        *conditions, below = values
-        for condition in reversed(conditions):
-            below = self.choose(condition, below[:, 0::2], below[:, 1::2])
-        return below[:, 0]
-
-    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         levels, start = [], 0
         while start < instruction.shape[1]:  # of each level, its 1, 2, 4, ... operators; as many IfElses follow them
-            levels.append(instruction[:, start:start + 2 ** len(levels)].long())
+            levels.append(instruction[:, start:start + 2 ** len(levels)])
             start += 2 * levels[-1].shape[1]
-        tokens, widths = torch.cat(levels, 1), [level.shape[1] for level in levels]  # (B, O, 5)
-        selectors = tokens[:, :, 1:].unflatten(2, (self.queries, -1)).flatten(1, 2)  # (B, O * queries, 4 / queries)
-        found = self.retrieve(selectors, stimulus.long()).unflatten(1, (-1, self.queries))
-        found = F.pad(found, (0, 0, 0, 2 - self.queries))  # (B, O, 2, C)
-        parts = zip(tokens[:, :, 0].split(widths, 1), found.split(widths, 1))
-        return self.fold([self.compute[i if len(self.compute) > 1 else 0](*part) for i, part in enumerate(parts)])
+        objects, weight = self.stimulus(stimulus)  # (B, S, C), (B, S)
+        below = None  # (B, 2 w, C), what the level below has answered
+        for level in reversed(levels):
+            w = level.shape[1]
+            x, bias = self.instruction(level.flatten(0, 1)[:, None])  # (B w, N, C), (B w, N): a row for each operator
+            known, known_bias = objects.repeat_interleave(w, 0), weight.repeat_interleave(w, 0)
+            if below is not None:
+                branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
+                known, known_bias = torch.cat([branches, known], 1), F.pad(known_bias, (2, 0))
+            bias = torch.cat([bias, known_bias], 1)
+            for block in self.blocks:
+                x = block(x, torch.cat([x, known], 1), bias)
+            x = x[:, self.read].unflatten(0, (-1, w))  # (B, w, C)
+            below = self.readout(x).softmax(2) @ self.answers
+        return x[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

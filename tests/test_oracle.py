@@ -1,13 +1,12 @@
 """The oracle, data.solve, checks every trial. Here it is checked three times: on trials worked by hand, against a slow
 solver in plain Python, and on trials corrupted so that it has to object. Then what people see of a trial."""
-
 import pytest
 import torch
 
 import data
-from data import Trials, solve, trials
-from test_data import (GET_COLOR, EXIST, IF_ELSE, GET_LOCATION, PRODUCT_EVEN, PRODUCT_ODD, RULES, GET_SHAPE, SUM_EVEN, SUM_ODD,
-                       each_set, sample)
+from data import (EXIST, GET_COLOR, GET_LOCATION, GET_SHAPE, IF_ELSE, PRODUCT_EVEN, PRODUCT_ODD, SUM_EVEN, SUM_ODD,
+                  Trials, solve, trials)
+from test_data import RULES, each_set, sample
 
 
 def grid(objects):
@@ -164,16 +163,6 @@ def test_the_command_line_shows_trials(capsys):
         assert f"Answer: {data.name(int(trial.answer))}" in shown
 
 
-def test_ctrl_c_ends_the_command_line(monkeypatch):
-    def interrupted(trial):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(data, "show", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        data.main(["--n", "1"])
-    assert stop.value.code == 130
-
-
 @pytest.mark.parametrize("terminal, no_color, colored", [(True, "", True), (True, "1", False), (False, "", False)])
 def test_color_is_for_terminals_that_want_it(terminal, no_color, colored, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
@@ -181,9 +170,3 @@ def test_color_is_for_terminals_that_want_it(terminal, no_color, colored, monkey
     data.main(["--n", "1"])
     assert ("\033[" in capsys.readouterr().out) == colored
     assert "\033[" in data.draw(torch.tensor(TREE3), grid(GRID3)[0], color=True)
-
-
-def test_the_benchmark_prints_six_rates(monkeypatch, capsys):
-    monkeypatch.setattr(data, "CHUNK", 20)
-    data.main(["--bench"])
-    assert capsys.readouterr().out.count("trials/s") == 6

@@ -1,0 +1,98 @@
+"""The rule that judges the paper's claims, on runs made up so that the verdict is known."""
+import json
+
+import pytest
+
+import claims
+import data
+import eval as evaluation
+import train
+
+
+def test_better_needs_more_than_the_interval_over_seeds():
+    """Means 0.8 and 0.5; with variances 0.01 and three seeds each the interval is 2.78 * 0.0816 = 0.227."""
+    high, low = [0.7, 0.8, 0.9], [0.4, 0.5, 0.6]
+    assert claims.better(high, low) and not claims.better(low, high)
+    assert not claims.better(high, [x + 0.1 for x in low])
+    assert claims.better([0.5, 0.52], [0.35])  # a baseline is exact: one degree of freedom, an interval of 12.7 * 0.01
+    assert not claims.better([0.44, 0.48], [0.35])
+
+
+def fake(split, model, accuracies, settings="default", learned=1.0, layers=3, like_answer=0.0):
+    """Runs of one model, a seed for each accuracy out of distribution."""
+    tests = list(data.SPLITS[split])[1:]
+    near = evaluation.in_distribution(split)[-1]
+    config = {"split": split, "model": model, "settings": settings, "model_args": {"layers": layers}, "steps": 1, "code": "",
+              "precision": "", "device": "", "commit": ""}
+    return [(config | {"seed": seed},
+             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "interval": {}, "kinds": {}, "tests": {}, "log": [],
+              "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests},
+              "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
+            for seed, value in enumerate(accuracies)]
+
+
+CROSS = [run for model in ("crossattn", "perceiver") for run in fake("distractor", model, [0.98, 0.99])]
+DEEP, SHALLOW = {"settings": "layers4", "layers": 4}, {"settings": "layers1", "layers": 1}
+
+
+@pytest.mark.parametrize("claim, splits, expected", [
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51])}, "holds (2 of 2)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51], learned=0.5)}, "holds (2 of 2, 2 others not learned)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5, 0.51]) + fake("distractor", "sstfmr", [0.99, 1])},
+     "holds in part (2 of 4)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.99, 1])}, "does not hold (0 of 2)"),
+    ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5])}, "cannot be judged (rnn on distractor)"),  # one seed
+    ("1", {"distractor": fake("distractor", "crossattn", [0.9, 0.91], learned=0.94) + fake("distractor", "rnn", [0.5, 0.51])},
+     "cannot be judged (crossattn learned distractor to 94 %)"),
+    ("2", {"systematic1": fake("systematic1", "crossattn", [0.9, 0.91]) + fake("systematic1", "gru", [0.5, 0.51])},
+     "holds (1 of 1)"),
+    ("3", {"distractor": fake("distractor", "sstfmr", [0.9, 0.91], **DEEP) + fake("distractor", "sstfmr", [0.5, 0.51], **SHALLOW),
+           "productive": fake("productive", "sstfmr", [0.3, 0.31], **DEEP) + fake("productive", "sstfmr", [0.3, 0.31], **SHALLOW)},
+     "holds (4 of 4)"),
+    ("3", {"distractor": fake("distractor", "sstfmr", [0.9], **DEEP) + fake("distractor", "sstfmr", [0.5, 0.51], **SHALLOW)
+           + fake("distractor", "sstfmr", [0.91], settings="layers4-heads8", layers=4)}, "cannot be judged"),  # other heads
+    ("4", {"productive": fake("productive", "gru", [0.3, 0.31])}, "holds (6 of 6)"),
+    ("4", {"productive": fake("productive", "gru", [0.4, 0.401])}, "holds in part (3 of 6)"),  # above chance alone
+    ("4", {"productive": fake("productive", "gru", [0.3, 0.31], learned=0.9)}, "cannot be judged"),
+])
+def test_verdicts_follow_the_rule(claim, splits, expected):
+    text = next(text for text in claims.CLAIMS if text.startswith(claim))
+    assert claims.verdict(splits, claims.CLAIMS[text], "default").startswith(expected)
+    assert expected in claims.claims_table(splits)
+
+
+@pytest.mark.parametrize("model, unchanged", [("gru", True), ("rnn", True), ("sstfmr", False), ("crossattn", False)])
+def test_what_paper_does_not_change_is_one_run_and_counts_at_both_sizes(model, unchanged):
+    usual, paper, small = (next(train.configurations(train.parse(["--model", model, *flags])[1]))
+                           for flags in ([], ["--paper"], ["--dim", "64"]))
+    assert claims.counts(usual, "default") and claims.counts(paper, "paper")
+    assert (usual == paper) == claims.counts(usual, "paper") == claims.counts(paper, "default") == unchanged
+    assert not claims.counts(small, "default") and not claims.counts(small, "paper")
+
+
+@pytest.mark.parametrize("sign, expected", [
+    (1, "holds (0.89: 0.23 to 0.99)"), (-1, "does not hold (-0.89: -0.99 to -0.23)"), (0, "cannot be judged (5 of 6"),
+    (-2, "does not hold (-1.00: ")])
+def test_claim_5_is_a_rank_correlation(sign, expected):
+    """Ranks 1 2 3 4 5 6 against 2 1 3 4 6 5 give r = 1 - 6 * 4 / (6 * 35) = 0.886, whose interval is tanh(1.402 - 1.166)
+    = 0.23 to tanh(1.402 + 1.166) = 0.99; five pairs are too few. treetfmr is not the paper's and does not count."""
+    runs = fake("distractor", "treetfmr", [0.1], like_answer=sign)
+    ranks = (2, 1, 3, 4, 6, 5) if abs(sign) < 2 else range(1, 7)
+    for i, (model, rank) in enumerate(zip(claims.CROSS + claims.OTHERS, ranks)):
+        runs += fake("distractor", model, [0.1 * rank] * 2, like_answer=sign * i / 10)
+    assert claims.claim_5({"distractor": runs if sign else runs[:10]}, "default").startswith(expected)
+
+
+def test_claims_read_the_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation, "is_current", lambda config: True)
+    for seed, (config, result) in enumerate(CROSS + fake("distractor", "rnn", [0.5, 0.51])):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "result.json").write_text(json.dumps(result))
+    claims.main([str(tmp_path), "--markdown"])
+    assert "holds (2 of 2)" in capsys.readouterr().out.splitlines()[2]
+    for file in tmp_path.glob("*/config.json"):  # the same seed from two folders is one run
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": 0}))
+    claims.main([str(tmp_path), "--markdown"])
+    assert "cannot be judged" in capsys.readouterr().out.splitlines()[2]
