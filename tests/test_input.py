@@ -10,8 +10,8 @@ from test_train import CHANGES, TINY, refusal, small_test_sets  # noqa: F401
 
 HUGE = "must be an integer from 1 to 1000000000"
 BAD = {  # flag -> values that it refuses, and what it says is accepted
-    "--model": (["nobody", "../../x", "all sstfmr", "__init__"], "there are crossattn, dstfmr"),
-    "--split": (["nowhere", "all distractor"], "there are distractor, systematic1"),
+    "--model": (["nobody", "../../x", "all sstfmr", "__init__"], f"there are {', '.join(evaluation.available())}"),
+    "--split": (["nowhere", "all distractor"], f"there are {', '.join(data.SPLITS)}"),
     "--seed": (["-1", "x", "1.5", "99999999999999999999"], "must be an integer from 0 to 9223372036854775807"),
     "--dim": (["0", "-4", "16.0", "9000"], "must be an integer from 1 to 8192"),
     "--layers": (["0", "x", "101"], "must be an integer from 1 to 100"),

@@ -68,7 +68,7 @@ def test_one_batch_is_overfitted(name):
     torch.manual_seed(1)
     model = evaluation.module_of(name).Model(dim=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(150):
+    for _ in range(400):
         loss = F.cross_entropy(logits(name, model, BATCH), BATCH.answer)
         optimizer.zero_grad()
         loss.backward()

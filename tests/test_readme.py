@@ -24,9 +24,8 @@ TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", README, re.
 BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
-INLINE = [command for text in EXERCISES for command in re.findall(r"`python ([^`]+)`", text)]
 COMMANDS = [line.split("#")[0][7:] for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
-SMALLER = {"train.py": ["--steps", "1", "--batch-size", "8", "--device", "cpu"], "eval.py": ["--n", "20"],
+SMALLER = {"train.py": ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"], "eval.py": ["--n", "20"],
            "tests/mutants.py": ["--only", "gru"]}
 
 
@@ -59,25 +58,92 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out.strip() or command.startswith("-m"), command
 
 
+def edits(text):
+    return re.findall(r"In `(\S+)`, `([^`]+)` becomes `([^`]+)`", text)
+
+
+def test_edits_of_the_exercises_have_one_place():
+    assert len(EXERCISES) > 9 and len([text for text in EXERCISES if edits(text)]) > 6
+    for file, old, new in (edit for text in EXERCISES for edit in edits(text)):
+        assert (ROOT / file).read_text().count(old) == 1 and old != new
+
+
+def copy(folder, changes):
+    """The repository in another folder, with (file, old, new) changed."""
+    for part in ("data.py", "eval.py", "train.py", "README.md", "models", "tests", ".github"):
+        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, folder / part)
+    for file, old, new in changes:
+        (folder / file).write_text((folder / file).read_text().replace(old, new, 1))
+
+
+def red(folder, *arguments):
+    """The names of the tests that fail there."""
+    out = subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=folder, capture_output=True, text=True).stdout
+    assert " passed" in out, out
+    return {re.sub(r".*::|\[.*", "", name) for name in re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.M)}
+
+
+IN_A_COPY = """
+import importlib, shlex, sys
+sys.path[:0] = [".", "tests"]
+import data, train
+train.LOG_TRIALS = train.TEST_TRIALS = 20
+data.CHUNK = 200
+for command in sys.argv[1:]:
+    program, *arguments = shlex.split(command)
+    importlib.import_module(program.removesuffix(".py")).main(arguments)
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("text", EXERCISES, ids=[text.split(".")[0].strip("*") for text in EXERCISES])
 def test_exercises_can_be_done(tmp_path, text):
-    """Their edits apply to a copy, to one place each, and their commands run there."""
-    for part in ("data.py", "eval.py", "train.py", "models", "tests"):
-        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, tmp_path / part)
-    for file, old, new in re.findall(r"In `(\S+)`, `([^`]+)` becomes `([^`]+)`", text):
-        source = (tmp_path / file).read_text()
-        assert source.count(old) == 1 and old != new
-        (tmp_path / file).write_text(source.replace(old, new))
-    assert INLINE
-    for command in re.findall(r"`python ([^`]+)`", text):
-        program, *arguments = shlex.split(command)
-        if program == "-m":
-            continue
-        setup = "" if program.startswith("tests") else "import train, data; train.LOG_TRIALS = train.TEST_TRIALS = 20; data.CHUNK = 200; "
-        code = f"import sys; sys.path[:0] = ['.', 'tests']; {setup}import {program[:-3].replace('/', '.')} as p; p.main(sys.argv[1:])"
-        done = subprocess.run([sys.executable, "-c", code, *arguments, *SMALLER.get(program, [])], cwd=tmp_path,
-                              capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    """In a copy with their edits, their commands run. An edited model turns those tests red that say what it was."""
+    copy(tmp_path, edits(text))
+    commands = [" ".join([command, *SMALLER.get(command.split()[0], [])]) for command in
+                re.findall(r"`python ([^`]+)`", text) if not command.startswith("-m")]
+    done = subprocess.run([sys.executable, "-c", IN_A_COPY, *commands], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("accuracy") >= len(commands)
+    for file in {file for file, _, _ in edits(text) if file.startswith("models/")}:
+        assert red(tmp_path, "tests/test_models.py", "-k", f"{Path(file).stem} or copies") <= {
+            "test_classes_of_the_same_name_are_copies", "test_model_equals_its_copy_from_torch_modules",
+            "test_compact_stimulus_is_exact", "test_attention_and_block_equal_torch",
+            "test_absent_second_selectors_are_not_seen"}
+
+
+LSTM = '''
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dim=64):
+        super().__init__()
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(27, dim) for _ in range(7))
+        self.cells, self.lstm = torch.nn.Linear(100 * dim, dim), torch.nn.LSTM(dim, 4 * dim, batch_first=True)
+        self.norm, self.readout = torch.nn.LayerNorm(4 * dim), torch.nn.Linear(4 * dim, 138)
+
+    def features(self, instruction, stimulus):
+        tokens = sum(table(column) for table, column in zip(self.tables, instruction.unbind(2)))
+        cells = sum(table(column) for table, column in zip(self.tables[5:], stimulus.unbind(2)))
+        return self.norm(self.lstm(tokens + self.cells(cells.flatten(1))[:, None])[0][:, -1])
+
+    def forward(self, instruction, stimulus):
+        return self.readout(self.features(instruction, stimulus))
+'''
+EASY = """SPLITS = {
+    "easy": {"train": Subset(), "iid": Subset(), "more": Subset(distractors=(9, 9))},
+    "odd": {"train": Subset(depths=(3,), distractors=(2, 4)), "test": Subset(depths=(3,), distractors=(2, 4)),
+            "far": Subset(pools=(Pool(leaves=(EXIST, GET_SHAPE)),), distractors=(60, 60))},"""
+
+
+@pytest.mark.slow
+def test_what_a_student_adds_turns_nothing_red(tmp_path):
+    """Two splits, a test set and a model."""
+    more = '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'
+    copy(tmp_path, [("data.py", '"iid": Subset(),', more), ("data.py", "SPLITS = {", EASY)])
+    (tmp_path / "models" / "lstm.py").write_text(LSTM)
+    assert red(tmp_path) == set()
 
 
 @pytest.fixture(scope="module")
