@@ -65,7 +65,7 @@ def parse(argv):
                        help=f"trials per batch: {TRAINING['batch_size']}")
     group.add_argument("--train-size", nargs="+", type=data.between(1, 10 ** 9),
                        help="train on this many trials, again and again; None: all new")
-    group.add_argument("--optimizer", choices=["muon", "adamw"], 
+    group.add_argument("--optimizer", choices=["muon", "adamw"],
                        help="muon (for the matrices of linear layers, adamw for the rest) or adamw: muon")
     group.add_argument("--lr", type=data.between(1e-30, 1e30),
                        help=f"peak rate of AdamW: {TRAINING['lr']}. Muon's is {MUON_RATIO} times as high")
@@ -328,6 +328,8 @@ def train(runs):
         for config, folder in runs:
             if finished(config, folder):
                 continue
+            if wait:
+                print(f"waiting for the process that trains {folder}")
             with hold(folder, wait) as held:
                 if not held:
                     print(f"{folder} is being trained by another process: left to it")
@@ -366,6 +368,8 @@ def main(argv=None):
         new = sum(not finished(*run) for run in runs)
         first = runs[0][0]
         print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {new} to do, on {first['device']} in {first['precision']}.")
+        if first["device"] == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32
         train(runs)
         if len(runs) > 1 or not new:
             for split in dict.fromkeys(config["split"] for config, _ in runs):

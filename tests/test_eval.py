@@ -1,7 +1,6 @@
 """Evaluation from the command line, and what it prints: baselines, kinds, similarity, attention, tables, pictures."""
 import json
 import shutil
-import signal
 import sys
 
 import pytest
@@ -256,7 +255,10 @@ def test_plot(runs, tmp_path, capsys, monkeypatch, output):
 
 
 def test_ctrl_c_ends_the_program(monkeypatch):
-    monkeypatch.setattr(evaluation, "find", lambda paths: signal.raise_signal(signal.SIGINT))
+    def interrupted(paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "find", interrupted)
     with pytest.raises(SystemExit) as stop:
         evaluation.main([])
     assert stop.value.code == 130
