@@ -272,16 +272,20 @@ def alignment(model, split, device):
 
 
 def attention(model, split, device):
-    """Where a model looks in the first trial of the last test set, as text: for each attention, head and query, the key
-    with the largest weight. treetfmr has a row for every operator of a level."""
+    """Where a model looks in the first trial of the last test set, as text: for each attention, head and query token,
+    the token with the largest weight. treetfmr has a row for every operator of a level."""
     trial = test_set(split, hardest(split)[1], 1)[0]
+    objects = [f"the {data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
+               for shape, color in trial.stimulus[0].tolist() if shape]
     text, hooks = [data.show(data.Trials(*(x[0] for x in trial)))], []
 
     def note(module, *_, name):
-        for row, heads in enumerate(module.weights):
-            for head, (weight, key) in enumerate(zip(*heads.max(2))):
-                looks = ", ".join(f"{q}: key {k} {100 * w:.0f} %" for q, (w, k) in enumerate(zip(weight, key)))
-                text.append(f"{name}, row {row}, head {head}, query {looks}")
+        seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]
+        names = [f"token {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
+        for row, heads in enumerate(module.weights.tolist()):
+            for head, queries in enumerate(heads):
+                looks = [f"{100 * max(w):.0f} % at {names[w.index(max(w))]}" for w in queries]
+                text.append(f"{name}, row {row}, head {head}: " + ", ".join(looks))
 
     for name, module in model.named_modules():
         if type(module).__name__ == "Attention":

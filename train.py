@@ -9,7 +9,6 @@ checkpoint.pt (to go on from, at most a minute old), result.json (accuracies, at
 """
 import argparse
 import contextlib
-import ctypes
 import functools
 import inspect
 import io
@@ -349,18 +348,9 @@ def result_table(split, result):
     return table([split, "accuracy %", "95 % interval", *baselines, f"against {reference}"], rows)
 
 
-def keep_freed_memory():
-    """Tells the C library (glibc) to keep what tensors free for the next ones: asking the system for the same pages at
-    every step costs a CPU run a seventh of its time."""
-    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX: never map pages for a single tensor
-        ctypes.CDLL(None).mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD: never give them back
-
-
 def main(argv=None):
     parser, args = parse(argv)
     try:
-        keep_freed_memory()
         runs = [(c, args.out / c["split"] / c["model"] / c["settings"] / f"seed{c['seed']}")
                 for c in configurations(args)]
         for config, folder in runs:

@@ -151,21 +151,23 @@ class Model(nn.Module):
         while start < instruction.shape[1]:  # of each level, its 1, 2, 4, ... operators; as many IfElses follow them
             levels.append(instruction[:, start:start + 2 ** len(levels)])
             start += 2 * levels[-1].shape[1]
-        objects, weight = self.stimulus(stimulus)  # (B, S, C), (B, S)
-        below = None  # (B, 2 w, C), what the level below has answered
+        known, below = self.stimulus(stimulus), None
         for level in reversed(levels):
-            w = level.shape[1]
-            x, bias = self.instruction(level.flatten(0, 1)[:, None])  # (B w, N, C), (B w, N): a row for each operator
-            known, known_bias = objects.repeat_interleave(w, 0), weight.repeat_interleave(w, 0)
-            if below is not None:
-                branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
-                known, known_bias = torch.cat([branches, known], 1), F.pad(known_bias, (2, 0))
-            bias = torch.cat([bias, known_bias], 1)
-            for block in self.blocks:
-                x = block(x, torch.cat([x, known], 1), bias)
-            x = x[:, self.read].unflatten(0, (-1, w))  # (B, w, C)
-            below = self.readout(x).softmax(2) @ self.answers
+            x = self.solve(level, below, *known)
+            below = self.readout(x).softmax(2) @ self.answers  # hand up the answers, (B, w, C)
         return x[:, 0]
+
+    def solve(self, level, below, known, bias):  # (B, w, 5), (B, 2 w, C) or None, (B, S, C), (B, S) -> (B, w, C)
+        w = level.shape[1]
+        x, own_bias = self.instruction(level.flatten(0, 1)[:, None])  # (B w, N, C): a row for each operator
+        known, bias = known.repeat_interleave(w, 0), bias.repeat_interleave(w, 0)
+        if below is not None:
+            branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
+            known, bias = torch.cat([branches, known], 1), F.pad(bias, (2, 0))
+        bias = torch.cat([own_bias, bias], 1)
+        for block in self.blocks:
+            x = block(x, torch.cat([x, known], 1), bias)
+        return x[:, self.read].unflatten(0, (-1, w))
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

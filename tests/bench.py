@@ -84,7 +84,6 @@ def main(argv=None):
     parser.add_argument("--model", nargs="+", choices=COMPACT, default=COMPACT, help="the models to time a step of")
     parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), default=3, help="of the trials of a step")
     args = parser.parse_args(argv)
-    train.keep_freed_memory()
     print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the reference on another day:")
     for (split, subset), reference in REFERENCE.items():
         rate = trials_per_second(split, subset)

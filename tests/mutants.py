@@ -103,7 +103,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("start += 2 * levels[-1].shape[1]", "start += levels[-1].shape[1]"),
         ("below.unflatten(1, (w, 2))", "below.unflatten(1, (2, w)).transpose(1, 2)"),  # whose branches they are
         (" + self.sides)", ")"),  # left or right
-        ("objects.repeat_interleave(w, 0)", "objects.repeat(w, 1, 1)"),
+        ("known.repeat_interleave(w, 0)", "known.repeat(w, 1, 1)"),
         ("below = self.readout(x).softmax(2) @ self.answers", "below = x")],
     ("models/gru.py", "tests/test_models.py -k gru"): [
         ("keep * state + (1 - keep) *", "(1 - keep) * state + keep *")],

@@ -1,7 +1,7 @@
 """Can the trials be trusted? Rules of the specification, statistics, leakage, streams.
 
-`pytest --slow -s` adds a million trials and prints the figures. `python tests/test_data.py` records the fingerprints
-of the test sets anew, after a change that is meant to move them. tests/test_oracle.py checks what checks here.
+`python tests/test_data.py` records the fingerprints of the test sets anew, after a change that is meant to move them.
+tests/test_oracle.py checks what checks here.
 """
 import functools
 import hashlib
@@ -106,6 +106,67 @@ def test_every_trial_obeys_the_rules_and_is_answered_right(split, subset, depth)
     assert torch.equal(shape2 > 0, color2 > 0) and not shape2[(op < SUM_EVEN) | (depth == 1)].any()
 
 
+# ---- a subset that anybody can write -------------------------------------------------------------------------------
+
+def refusal(monkeypatch, subset):
+    """Checks the trials of a student's own split; why it is refused, or None. Takes seconds at most."""
+    monkeypatch.setitem(data.SPLITS, "mine", {"train": subset})
+    monkeypatch.setattr(data, "CHUNK", 300)
+    begin = time.process_time()
+    try:
+        x = trials("mine", "train", 300)
+    except ValueError as error:
+        return str(error)
+    finally:
+        assert time.process_time() - begin < 30, subset
+    answer, obeys = solve_all(x, subset.distractors)
+    assert obeys.all() and torch.equal(answer, x.answer), subset
+
+
+@pytest.mark.parametrize("subset", [Subset(depths=(9,), distractors=(50, 50)), Subset(distractors=(98, 99))], ids=str)
+def test_a_full_grid_obeys_the_rules(monkeypatch, subset):
+    assert refusal(monkeypatch, subset) is None
+
+
+@pytest.mark.parametrize("says, subset", [
+    *(("depths of", Subset(depths=depths)) for depths in ((2,), (), (1, 1), (3.0,), [1])),
+    *(("distractors of", Subset(distractors=numbers)) for numbers in ((0, 0), (5, 1), (1, 100), (1,), 5, (1.0, 2.0))),
+    *(("pools of", Subset(pools=pools)) for pools in (Pool(), (), ((),))),
+    *((f"{field} of", Subset(pools=(Pool(), Pool(**{field: value})))) for field, value in (
+        ("leaves", ()), ("leaves", (IF_ELSE,)), ("leaves", EXIST), ("conditions", (GET_COLOR,)), ("shapes", range(11)),
+        ("colors", (-1,)), ("colors", ("red",)))),
+    *(("this subset cannot be met", subset) for subset in (
+        Subset(depths=(9,), distractors=(1, 99)),  # only small numbers fit
+        Subset(depths=(3,), pools=(Pool((GET_SHAPE,), colors=(0,)),))))], ids=str)  # each GetShape needs its own color
+def test_a_subset_that_cannot_be_met_is_refused(monkeypatch, says, subset):
+    monkeypatch.setitem(data.SPLITS, "mine", {"train": subset})
+    monkeypatch.setattr(data, "CHUNK", 300)
+    with pytest.raises(ValueError, match=says):
+        next(batches("mine", 300, seed=0))
+    with pytest.raises(ValueError, match=says):
+        trials("mine", "train", 1, depth=subset.depths[0] if subset.depths else None)
+
+
+def test_random_subsets_obey_the_rules_or_are_refused(monkeypatch):
+    choose, refusals = random.Random(0), []
+    for _ in range(40):
+        pools = tuple(Pool(*(tuple(choose.sample(full, choose.randint(1, len(full)))) for full in Pool()))
+                      for _ in range(choose.randint(1, 3)))
+        least = choose.randint(1, 99)
+        subset = Subset(pools, (choose.choice((1, 3, 5, 7, 9)),), (least, choose.randint(least, 99)))
+        refusals.append(refusal(monkeypatch, subset))
+    assert all(reason is None or reason.startswith("this subset cannot be met") for reason in refusals)
+    assert 10 < refusals.count(None) < 30
+
+
+@pytest.mark.parametrize("depth", [1, 3, 9])
+def test_the_generator_keeps_to_its_device(depth):
+    """torch's meta device refuses to mix with the CPU, and to read a value."""
+    pool = torch.zeros(7, dtype=torch.int64, device="meta")
+    made, obeys = data._attempt(data.SPLITS["systematic1"]["train"], depth, pool, pool + 1, torch.Generator())
+    assert {part.device.type for part in (*made, obeys)} == {"meta"}
+
+
 @pytest.mark.slow
 def test_a_million_trials():
     n, ill_posed, wrong = -(-1_000_000 // len(SETS)), 0, 0
@@ -203,31 +264,18 @@ def selectors_are_uniform(token, allowed):
     return uniform(11 * asked[:, 1] + asked[:, 2], [11 * s + c for _, s, c in allowed])
 
 
-def truths(tokens, stimulus):
-    """Whether each boolean operator (n, nodes) is True, by a table of where each pair of shape and color lies."""
-    cells = torch.arange(100).expand(N, -1)
-    where = torch.full((N, 121), -1).scatter_(1, (11 * stimulus[:, :, 0] + stimulus[:, :, 1]).long(), cells)
-    pair = (11 * tokens[:, :, 1::2] + tokens[:, :, 2::2]).long()  # (n, nodes, 2), 0: no second selector
-    cell = where.gather(1, pair.flatten(1)).view(pair.shape)
-    row, column = cell // 10, cell % 10
-    odd_sum = torch.where(pair > 0, row + column, 0).sum(2) % 2 == 1
-    odd_product = torch.where(pair > 0, row * column, 1).prod(2) % 2 == 1
-    truth = torch.stack([cell[:, :, 0] >= 0, ~odd_sum, odd_sum, ~odd_product, odd_product], 2)  # as in BOOLEAN
-    return (truth & (tokens[:, :, :1] == torch.tensor(BOOLEAN))).any(2)
-
-
 @each_specified_set
 def test_boolean_operators_are_fair_coins(split, subset, depth):
     """Each is True half the time, whatever the number of distractors and the truth of each other node."""
     x = sample(split, subset, depth)
     tokens, count = x.instruction[:, operator_tokens(depth)], count_distractors(x.instruction, x.stimulus)
-    op, truth = tokens[:, :, 0], truths(tokens, x.stimulus)
+    parts = zip(tokens.split(1000), x.stimulus.split(1000))
+    op, truth = tokens[:, :, 0], torch.cat([data.evaluate_nodes(*part)[0] for part in parts]) == data.TRUE
     assert depth == 1 or fair(tokens[:, :, 3][op >= SUM_EVEN] > 0)  # a second selector
-    assert depth > 1 or torch.equal(truth[:, 0], x.answer == 0)
     boolean = torch.isin(op, torch.tensor(BOOLEAN))
     assert fair(truth[boolean])
     for operator, number in itertools.product(BOOLEAN, count.unique()):
-        assert fair(truth[op == operator]) and fair(truth[(op == operator) & (count == number)[:, None]])
+        assert fair(truth[(op == operator) & (count == number)[:, None]])
     sign = torch.where(boolean, truth * 2.0 - 1, 0.0)  # 0: not boolean
     agree, both = sign.T @ sign, sign.abs().T @ sign.abs()
     assert (agree.abs() < 5 * both.sqrt())[~torch.eye(len(agree)).bool()].all()
@@ -272,12 +320,10 @@ def pairs_of(subset):
     return {(condition, leaf) for condition, _, *leaves in operators for leaf in leaves}
 
 
-@pytest.mark.parametrize("name, of, space, sizes", [
-    ("systematic1 queries", queries_of, QUERIES, {"train": 310, "ood": 160, "ood6": 150}),
-    ("systematic3 pairs", pairs_of, PAIRS, {"train": 20, "ood": 20})])
-def test_nothing_held_out_is_trained(name, of, space, sizes):
+@pytest.mark.parametrize("of, space, sizes", [
+    (queries_of, QUERIES, {"train": 310, "ood": 160, "ood6": 150}), (pairs_of, PAIRS, {"train": 20, "ood": 20})])
+def test_nothing_held_out_is_trained(of, space, sizes):
     asked = {subset: of(subset) for subset in sizes}
-    print(f"\n{name}: {', '.join(f'{subset} {len(asked[subset])}' for subset in asked)}", end="")
     assert asked == {subset: space[subset] for subset in sizes} and asked["train"] == of("iid")
     assert {subset: len(asked[subset]) for subset in asked} == sizes
     assert not any(asked["train"] & asked[subset] for subset in sizes if subset != "train")

@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,13 +24,10 @@ import data
 import eval as evaluation
 import train
 
-ROOT = Path(__file__).parents[1]
-TINY = ["--model", "sstfmr", "--split", "systematic1", "--dim", "16", "--layers", "1", "--steps", "6", "--batch-size", "8",
-        "--eval-every", "2", "--device", "cpu"]
+TINY = ["--model", "sstfmr", "--split", "systematic1", "--dim", "16", "--layers", "1", "--steps", "6",
+        "--batch-size", "8", "--eval-every", "2", "--device", "cpu"]
 TESTS = list(data.SPLITS["systematic1"])[1:]
-
-
-SMALL = [(train, "LOG_TRIALS"), (train, "TEST_TRIALS"), (evaluation, "RSA_TRIALS")]  # all 50, so that sets are made once
+SMALL = [(train, "LOG_TRIALS"), (train, "TEST_TRIALS"), (evaluation, "RSA_TRIALS")]  # 50 trials each
 
 
 @pytest.fixture(autouse=True)
@@ -117,11 +113,9 @@ def test_paper_changes_what_the_paper_names(monkeypatch):
     config, = configurations("--paper")
     assert config["model_args"] == config["model_args"] | module.PAPER and config["settings"] == "paper"
     assert [config[key] for key in ("optimizer", "lr", "steps", "batch_size")] == ["adamw", 1e-3, 4000, 128]
-    config, = configurations("--paper", "--layers", "4", "--optimizer", "muon")
-    assert config["model_args"] == {**module.PAPER, "layers": 4} and config["settings"] == "paper-layers4-optimizermuon"
+    config, = configurations("--paper", "--layers", "4")
+    assert config["model_args"] == {**module.PAPER, "layers": 4} and config["settings"] == "paper-layers4"
     assert configurations("--model", "rnn", "--paper") == configurations("--model", "rnn")  # it is the paper's already
-    monkeypatch.delattr(module, "PAPER")
-    assert configurations("--paper")[0]["model_args"] == configurations()[0]["model_args"]
 
 
 def test_set_is_typed_by_the_default():
@@ -129,28 +123,25 @@ def test_set_is_typed_by_the_default():
         pass
 
     parameters = train.inspect.signature(student).parameters
-    for text, value in ("share=1", 1.0), ("depth=-3", -3), ("gate=False", False), ("kind=a=b", "a=b"), ("read=x", "x"), ("read=1", 1):
+    for text, value in ("share=1", 1.0), ("depth=-3", -3), ("gate=False", False), ("kind=a=b", "a=b"), ("read=1", 1):
         assert repr(train.setting(text, parameters)) == repr((text.split("=")[0], value))
-    for text, says in (("depth=2.5", "depth must be int, not '2.5'"), ("depth", "depth must be int, not ''"),
-                       ("gate=0", "gate must be True or False, not '0'"), ("read=2", "read must be 1 or x, not '2'"),
-                       ("width=3", "width must be NoneType"), ("=3", "the model has share, depth, gate, kind, width, read")):
-        with pytest.raises(evaluation.UsageError, match=says):
+    for text, says in ("gate=0", "gate must be True or False, not '0'"), ("width=3", "width must be NoneType"):
+        with pytest.raises(evaluation.UsageError, match=says):  # more of this: tests/test_input.py
             train.setting(text, parameters)
 
 
 def test_several_values_make_several_runs():
-    for flags, number in (("--split all --seed 0 1", 2 * len(data.SPLITS)), ("--layers 1 2 --heads 1 2 4 --split systematic1", 6),
-                          ("--split systematic1 --model sstfmr rnn --dim 16 32 16 --train-size 600 700", 8)):
-        configs = configurations(*flags.split())
-        assert len(configs) == len({(c["split"], c["model"], c["settings"], c["seed"]) for c in configs}) == number
-        assert len({json.dumps(c | {"settings": ""}) for c in configs}) == number
+    configs = configurations(*"--split all --model sstfmr rnn --dim 16 32 16 --train-size 600 700 --seed 0 1".split())
+    assert len(configs) == len({(c["split"], c["model"], c["settings"], c["seed"]) for c in configs})
+    assert len({json.dumps(c | {"settings": ""}) for c in configs}) == len(configs) == 16 * len(data.SPLITS)
     assert [c["model"] for c in configurations("--model", "all")] == evaluation.available()
 
 
 @pytest.mark.parametrize("hardware, precision", [(True, "bfloat16"), (False, "float32")])
 def test_auto_takes_the_gpu_and_bfloat16_of_its_hardware_alone(monkeypatch, hardware, precision):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: hardware or including_emulation)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported",
+                        lambda including_emulation=True: hardware or including_emulation)
     config, = configurations("--device", "auto")
     assert (config["device"], config["precision"]) == ("cuda", precision)
     assert configurations()[0]["precision"] == "float32"
@@ -158,7 +149,7 @@ def test_auto_takes_the_gpu_and_bfloat16_of_its_hardware_alone(monkeypatch, hard
 
 CHANGES = {  # flags and what they must change in config.json
     "--dim 32": ("model_args", {"dim": 32}), "--layers 2": ("model_args", {"layers": 2}),
-    "--heads 2": ("model_args", {"heads": 2}), "--set read=eos tokens=operator": ("model_args", {"read": "eos", "tokens": "operator"}),
+    "--heads 2": ("model_args", {"heads": 2}), "--set read=eos": ("model_args", {"read": "eos"}),
     "--optimizer adamw": ("optimizer", "adamw"), "--lr 0.01": ("lr", 0.01), "--train-size 16": ("train_size", 16),
     "--seed 3": ("seed", 3), "--paper": ("optimizer", "adamw"), "--precision bfloat16": ("precision", "bfloat16"),
     "--steps 3": ("steps", 3), "--batch-size 4": ("batch_size", 4), "--model rnn": ("model", "rnn"),
@@ -195,8 +186,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert config["torch"] == torch.__version__ and config["model_args"]["dim"] == 16 and config["threads"] > 0
     out = capsys.readouterr().out
     assert "1 run, 1 to do, on cpu in float32." in out and "no binding" in out and "against iid" in out
-    run(tmp_path / "again")
-    assert bits(folder) == bits(next((tmp_path / "again").rglob("seed0")))
+    assert bits(folder) == bits(*run(tmp_path / "again"))
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     run(tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -254,87 +244,57 @@ def test_a_bug_keeps_its_traceback(tmp_path, finished, monkeypatch, error):
         evaluation.main([str(tmp_path), "--fresh", "--n", "10", "--device", "cpu"])
 
 
-def test_a_setting_may_be_a_tuple(tmp_path):
-    """A file gives it back as a list, and it is the same run."""
-    for sizes in (1, 2), (1, 2):
-        train.prepare(configurations()[0] | {"sizes": sizes}, tmp_path)
-    with pytest.raises(evaluation.UsageError):
-        train.prepare(configurations()[0] | {"sizes": (1, 3)}, tmp_path)
-
-
 # ---- other code, other test sets --------------------------------------------------------------------------------
 
 @pytest.fixture
 def copy(tmp_path_factory, monkeypatch):
     """A copy of the files that decide numbers; eval.py takes it for its own."""
     root = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "models", root / "models", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "data.py", root)
+    shutil.copytree(Path(data.__file__).parent / "models", root / "models")
+    shutil.copy(data.__file__, root)
     monkeypatch.setattr(evaluation, "__file__", str(root / "eval.py"))
     return root
 
 
-CODE = '\n\ndef f(x):\n    """One."""\n    if x:\n        x = x[:2]\n        x += 1\n    return x - 3\n'
-SAME = {'"""One."""': '"""Two,\n    at length."""', "x = x[:2]": "x = (x[:2])  # two", "\n    if x": "\n\n    # why\n    if x"}
-OTHER = {"x[:2]": "x[2:]", "- 3": "- 4", "return x - 3": "return 3 - x", "        x += 1": "    else:\n        x += 1",
-         "x = x": "y = x", "x += 1": "x += True", "x - 3": "None"}
-
-
 def test_the_code_of_a_run_is_what_decides_its_numbers(copy, monkeypatch):
-    def code(file=None, text=None):
-        if file:
-            (copy / file).write_text(text)
+    def code(file, text):
+        (copy / file).write_text(text)
         return evaluation.code_of("sstfmr", "systematic1")
 
+    plain = '\n\ndef f(x):\n    """One."""\n    if x:\n        x = x[:2]\n        x += 1\n    return x - 3\n'
+    same = {"One": "Two,\n    at length", "x = x[:2]": "x = (x[:2])  # two", "\n    if x": "\n\n    # why\n    if x"}
+    other = {"x[:2]": "x[2:]", "- 3": "- 4", "        x += 1": "    else:\n        x += 1", "x - 3": "None"}
     for file in "models/sstfmr.py", "data.py":
-        before = code(file, CODE)
-        assert all(code(file, CODE.replace(old, new)) == before for old, new in SAME.items())
-        assert len({code(file, CODE.replace(old, new)) for old, new in OTHER.items()} | {before}) == len(OTHER) + 1
-    before = code("data.py", CODE)
-    monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset(), "iid": data.Subset()})
+        before = code(file, plain)
+        assert all(code(file, plain.replace(*change)) == before for change in same.items())
+        assert len({before, *(code(file, plain.replace(*change)) for change in other.items())}) == 1 + len(other)
+    before = code("data.py", plain)
     monkeypatch.setitem(data.SPLITS["systematic1"], "more", data.Subset())
-    assert code("data.py", CODE + "SPLITS = {'mine': {}}\n") == code("models/rnn.py", "") == before
+    assert code("data.py", plain + "SPLITS = {'mine': {}}\n") == code("models/rnn.py", "") == before
     monkeypatch.setitem(data.SPLITS["systematic1"], "train", data.Subset())
-    assert code() != before
+    assert code("models/rnn.py", "") != before
 
 
-@pytest.mark.parametrize("file", ["models/sstfmr.py", "data.py"])
-def test_results_of_other_code_are_refused(finished, tmp_path, copy, capsys, file):
+def test_results_of_other_code_are_refused(finished, tmp_path, copy, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir()}
     for change in "# only a comment", "NEW = 1":
         run(tmp_path)
-        with open(copy / file, "a") as text:
+        with open(copy / "models/sstfmr.py", "a") as text:
             text.write(change + "\n")
     assert "since the model's file or data.py has changed" in refused(capsys, tmp_path)
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
-    with pytest.raises(SystemExit):
-        evaluation.main([str(tmp_path)])
-    assert f"left out, since its model or data.py has changed: {finished}" in capsys.readouterr().err
 
 
 def test_other_test_sets_are_evaluated_without_training(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(data.SPLITS["systematic1"], "more", data.Subset(distractors=(7, 7)))
     before = (finished / "checkpoint.pt").stat().st_mtime_ns
     evaluation.main([str(tmp_path)])
-    captured = capsys.readouterr()
-    assert "or has other test sets now (--fresh evaluates it): " + str(finished) in captured.err and "more" not in captured.out
+    assert f"or has other test sets now (--fresh evaluates it): {finished}" in capsys.readouterr().err
     run(tmp_path)
     assert list(content(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
     assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "1 to do" in capsys.readouterr().out
     evaluation.main([str(tmp_path)])
     assert "more" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_the_commit_says_where_the_tree_was_dirty(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
-    assert train.environment.__wrapped__()["commit"] == ""
-    (tmp_path / "train.py").write_text("")
-    for command in ("init -q", "add train.py", "-c user.name=a -c user.email=a@b commit -q -m a"):
-        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-    assert re.fullmatch("[0-9a-f]{7,40}", train.environment.__wrapped__()["commit"])
-    (tmp_path / "train.py").write_text("1")
-    assert re.fullmatch("[0-9a-f]{7,40}-dirty", train.environment.__wrapped__()["commit"])
 
 
 # ---- processes: sharing and interruptions -----------------------------------------------------------------------
@@ -369,10 +329,8 @@ def wait_for(process, condition):
         time.sleep(0.01)
 
 
-def slow_fit(fitted, seconds):
+def slow_fit(fitted, seconds, fit=train.fit):
     """Notes every run that this process trains, and takes its time for it."""
-    fit = train.fit
-
     def noted(config, folder):
         with open(fitted, "a") as file:
             file.write(f"{config['seed']}\n")
@@ -382,37 +340,26 @@ def slow_fit(fitted, seconds):
     train.fit = noted
 
 
-def test_two_processes_share_the_runs(tmp_path):
-    flags, fitted = ("--steps", "1", "--seed", "0", "1", "2", "3"), tmp_path / "fitted"
-    processes = [start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 0.2)]) for _ in range(2)]
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0 and "sstfmr (dim16-layers1-steps1-batchsize8-evalevery2), 4 seeds" in process.said()
-    assert sorted(fitted.read_text().split()) == ["0", "1", "2", "3"]
-    assert any("is being trained by another process: left to it" in process.said() for process in processes)
-
-
-def test_what_a_killed_process_held_is_trained_by_the_other(tmp_path):
+def test_two_processes_share_the_runs_and_what_a_killed_one_held(tmp_path):
     flags, fitted = ("--steps", "1", "--seed", "0", "1"), tmp_path / "fitted"
     stuck = start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 1000)])
     wait_for(stuck, fitted.exists)
-    other = start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 0)])
-    wait_for(other, lambda: len(list(tmp_path.rglob("result.json"))) == 1)
-    assert other.said().count("seed0 is being trained by another process: left to it") == 1
+    others = [start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 0.2)]) for _ in range(2)]
+    for other in others:
+        wait_for(other, lambda: "waiting for the process that trains" in other.said())
+        assert "seed0 is being trained by another process: left to it" in other.said()
     stuck.kill()
-    other.join(120)
-    assert other.exitcode == 0 and "2 seeds" in other.said() and fitted.read_text().split() == ["0", "1", "0"]
+    for other in others:
+        other.join(120)
+        assert other.exitcode == 0 and "2 seeds" in other.said()
+    assert sorted(fitted.read_text().split()) == ["0", "0", "1"]  # the first by the one that was killed
 
 
 def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
-    fcntl = pytest.importorskip("fcntl")
-    with train.hold(tmp_path, False) as first, train.hold(tmp_path, False) as second:
-        assert first and not second
-
     def flock(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     folder, = run(tmp_path)
     assert (folder / "result.json").exists()
 
@@ -448,8 +395,7 @@ def test_kills_change_no_bit(tmp_path, monkeypatch, change, flags, moments):
         process = start(tmp_path / "cut", *flags, changes=[*change, functools.partial(kill_at, moment)])
         process.join(120)
         assert process.exitcode == -signal.SIGKILL and not list(tmp_path.rglob("result.json"))
-    step = torch.load(next((tmp_path / "cut").rglob("checkpoint.pt")), weights_only=True)["step"]
-    assert step == {(4,): 2, (6,): 4}.get(moments, 6)
+    assert torch.load(next(tmp_path.rglob("checkpoint.pt")), weights_only=True)["step"] > 0
     model = evaluation.module_of("sstfmr").Model
     monkeypatch.setattr(model, "forward", model.forward)  # so that it is put back
     for function in change:
@@ -472,31 +418,10 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, capsys, mon
     assert bits(*run(tmp_path)) == bits(next(trained.rglob("seed0")))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--model gru", "--model treetfmr --layers 1", "--layers 1 --train-size 24"])
-def test_ten_kills_change_no_bit(tmp_path, monkeypatch, flags):
-    """At random moments; there is a checkpoint after every step."""
-    monkeypatch.setattr(sys.modules[__name__], "TINY", [flag for flag in TINY if flag not in ("--layers", "1")])
-    flags = [*flags.split(), "--steps", "300", "--eval-every", "1"]
-    for kill in range(10):
-        process = start(tmp_path / "cut", *flags)
-        wait_for(process, lambda: list((tmp_path / "cut").rglob("checkpoint.pt")))
-        time.sleep(torch.rand(()).item() * 2)
-        process.kill()
-        process.join()
-    assert not list(tmp_path.rglob("result.json"))
-    assert bits(*run(tmp_path / "cut", *flags)) == bits(*run(tmp_path / "whole", *flags))
-
-
 # ---- what goes wrong with files ---------------------------------------------------------------------------------
 
 def other_model(path):
     torch.save(torch.load(path, weights_only=True) | {"model": {"readout.weight": torch.zeros(2)}}, path)
-
-
-def one_optimizer(path):
-    state = torch.load(path, weights_only=True)
-    torch.save(state | {"optimizers": state["optimizers"][:1]}, path)
 
 
 class Attack:
@@ -506,8 +431,8 @@ class Attack:
         return os.mkdir, ("hacked",)
 
 
-@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, 1000), other_model, one_optimizer,
-                                    lambda path: path.write_bytes(b""), lambda path: torch.save({"model": Attack()}, path)])
+@pytest.mark.parametrize("damage", [
+    lambda path: os.truncate(path, 1000), other_model, lambda path: torch.save({"model": Attack()}, path)])
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_left_alone(finished, tmp_path, capsys, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
     (finished / "result.json").unlink()
@@ -515,8 +440,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_left_alone(finished, tmp
     before = (finished / "checkpoint.pt").read_bytes()
     line = refused(capsys, tmp_path)
     assert "checkpoint.pt is damaged, or another model's" in line and f"remove {finished} to begin anew" in line
-    if damage is not one_optimizer:  # which eval.py does not need
-        assert "checkpoint.pt is damaged" in refusal(capsys, evaluation, [tmp_path, "--fresh"])
+    assert "checkpoint.pt is damaged" in refusal(capsys, evaluation, [tmp_path, "--fresh"])
     assert (finished / "checkpoint.pt").read_bytes() == before and not Path("hacked").exists()
 
 
@@ -547,38 +471,10 @@ def test_too_little_memory_is_said(tmp_path, capsys):
     assert "there is not enough memory: try a smaller --batch-size or --dim" in line
 
 
-def read_only(path, content):  # to root no folder is
-    raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-
-@pytest.mark.parametrize("text, says", [
-    ("{", "config.json is damaged"), ("7", "config.json is damaged"), ("{}", "config.json is damaged: it has no commit"),
-    ("lr", "lr is 0.5 there, 0.001 here): remove it or choose another --out"), (None, "Permission denied")])
-def test_an_edited_config_or_read_only_disk_is_said(finished, tmp_path, capsys, monkeypatch, text, says):
+def test_an_edited_config_is_said(finished, tmp_path, capsys):
     (finished / "result.json").unlink()
-    if text is None:
-        monkeypatch.setattr(Path, "write_bytes", read_only)
-    else:
-        edited = (finished / "config.json").read_text().replace('"lr": 0.001', '"lr": 0.5')
-        (finished / "config.json").write_text(edited if text == "lr" else text)
+    config = (finished / "config.json").read_text().replace('"lr": 0.001', '"lr": 0.5')
+    (finished / "config.json").write_text(config)
     before = {path: path.read_bytes() for path in finished.iterdir()}
-    assert says in refused(capsys, tmp_path)
+    assert "lr is 0.5 there, 0.001 here): remove it or choose another --out" in refused(capsys, tmp_path)
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
-
-
-def test_a_folder_that_cannot_be_made(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert "Not a directory" in refused(capsys, tmp_path / "file")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", evaluation.available())
-def test_peak_memory_of_training(tmp_path, name):
-    """Two steps (depths 1 and 3) at batch 512 and width 256, in a process of its own: under 3 GiB, test sets aside."""
-    code = ("import resource, sys, train; train.LOG_TRIALS = train.TEST_TRIALS = 10; train.main(sys.argv[1:]); "
-            "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # KiB on Linux
-    flags = ["--model", name, "--dim", "256", "--batch-size", "512", "--steps", "2", "--device", "cpu", "--out", tmp_path]
-    out = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    peak = int(out.split("peak ")[1]) / 2 ** 20
-    print(f"{name}: {peak:.2f} GiB")
-    assert peak < 3
