@@ -148,8 +148,6 @@ def test_what_a_student_adds_turns_nothing_red(tmp_path):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """The run folders behind the tables, unpacked as the README says."""
-    if not (ROOT / "tests" / "recorded.tar.gz").exists():
-        pytest.skip("the runs are being recorded")
     folder = tmp_path_factory.mktemp("results")
     shutil.unpack_archive(ROOT / "tests" / "recorded.tar.gz", folder)
     return folder
