@@ -2,7 +2,7 @@
 
     root ... EOS    left, right    objects ... EOS      for every operator of a level, at once
       |       |         |    |         |        |
-    [ Block: the operator's tokens read all     ]  x layers, the same ones for every operator and level
+    [ Block: the operator's tokens read all     ]  x layers, the same one for every operator and level
       |
     readout -> 138 logits -> answer ->  left or right of the operator above
 
@@ -142,8 +142,8 @@ class Model(nn.Module):
                  read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
         self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.readout, self.read = Linear(dim, 138), READ[read]
+        self.blocks = nn.ModuleList([Block(dim, heads)] * layers)  # one block, applied several times
+        self.norm, self.readout, self.read = nn.LayerNorm(dim), Linear(dim, 138), READ[read]
         self.answers, self.sides = nn.Parameter(torch.randn(138, dim)), nn.Parameter(torch.randn(2, dim))
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
@@ -151,15 +151,16 @@ class Model(nn.Module):
         while start < instruction.shape[1]:  # of each level, its 1, 2, 4, ... operators; as many IfElses follow them
             levels.append(instruction[:, start:start + 2 ** len(levels)])
             start += 2 * levels[-1].shape[1]
-        known, below = self.stimulus(stimulus), None
+        (objects, bias), below = self.stimulus(stimulus), None
         for level in reversed(levels):
-            x = self.solve(level, below, *known)
-            below = self.readout(x).softmax(2) @ self.answers  # hand up the answers, (B, w, C)
+            x = self.solve(level, below, self.norm(objects), bias)
+            below = self.norm(self.readout(x).softmax(2) @ self.answers)  # hand up the answers, (B, w, C)
         return x[:, 0]
 
     def solve(self, level, below, known, bias):  # (B, w, 5), (B, 2 w, C) or None, (B, S, C), (B, S) -> (B, w, C)
         w = level.shape[1]
         x, own_bias = self.instruction(level.flatten(0, 1)[:, None])  # (B w, N, C): a row for each operator
+        x = self.norm(x)
         known, bias = known.repeat_interleave(w, 0), bias.repeat_interleave(w, 0)
         if below is not None:
             branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
