@@ -169,10 +169,10 @@ def read(path):
 
 
 def find(paths):
-    """Folder and configuration of all runs below the paths. Those of other code are named in a line and left out.
-    UsageError where there are none."""
+    """Folder and configuration of all runs below the paths, path by path. Those of other code are named in a line and
+    left out. UsageError where there are none."""
     found = []
-    for folder in sorted({file.parent.resolve() for path in paths for file in path.rglob("config.json")}):
+    for folder in dict.fromkeys(file.parent.resolve() for path in paths for file in sorted(path.rglob("config.json"))):
         config = read(folder / "config.json")
         if not is_current(config):
             print(f"left out, since its model or data.py has changed: {folder}", file=sys.stderr)
@@ -338,6 +338,22 @@ def split_table(split, runs, markdown=False, per_operator=False):
     return table([f"{split}, accuracy in %", *columns], rows, markdown)
 
 
+def summary_table(splits, markdown):
+    """One row per model with its own settings: the last test set in distribution and the last one out of it, for each
+    split."""
+    columns = [(split, test) for split in splits for test in hardest(split)]
+    baselines, rows = {}, {}
+    for split, test in columns:
+        for config, result in splits[split]:
+            if config["settings"] == "default":
+                rows.setdefault(config["model"], {}).setdefault((split, test), []).append(result["accuracy"][test])
+                for name, value in result["baselines"][test].items():
+                    baselines.setdefault(name, {})[split, test] = [value]
+    return table(["accuracy in %", *(f"{split} {test}" for split, test in columns)],
+                 [[name, *(percent(values.get(column, [])) for column in columns)]
+                  for name, values in (*baselines.items(), *sorted(rows.items()))], markdown)
+
+
 def rsa_table(splits, markdown):
     """One row per split, model and settings, means over seeds: how much hidden states are organized like stimulus,
     instruction and answer, in and out of distribution."""
@@ -362,30 +378,27 @@ COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", 
 
 def plot(splits, path):
     """Draws, for each split, accuracy by test set and learning curves: a line per model and settings, the spread over
-    seeds shaded. UsageError where matplotlib is missing or cannot write the file."""
+    seeds shaded. Gray bands reach up to chance and to condition-blind (no binding, where there are no conditions).
+    UsageError where matplotlib is missing or cannot write the file."""
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display and keeps every figure
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
-    styles, lines = {}, {}  # of each label
-    figure = Figure(figsize=(6 * len(splits) + 2, 8), layout="constrained")
-    axes = figure.subplots(2, len(splits), squeeze=False)
-    for (split, runs), (top, bottom) in zip(splits.items(), axes.T):
-        columns = list(runs[0][1]["accuracy"])
-        for name, line in (("chance", "k:"), ("no binding", "k-."), ("condition-blind", "k--")):
-            values = [runs[0][1]["baselines"][c].get(name, float("nan")) for c in columns]
-            lines[name], = top.plot(columns, values, line)
-        for label, results in by_settings(runs).items():
-            i = len(styles)
-            style = styles.setdefault(label, {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10]})
+    figure = Figure(figsize=(6 * len(splits), 8), layout="constrained")
+    for (split, runs), (top, bottom) in zip(splits.items(), figure.subplots(2, len(splits), squeeze=False).T):
+        columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
+        for name, gray in ((list(baselines[columns[-1]])[-1], "0.9"), ("chance", "0.75")):
+            top.fill_between(columns, [baselines[c].get(name, 1) for c in columns], color=gray, label=name)
+        for i, (label, results) in enumerate(by_settings(runs).items()):
+            style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10], "markersize": 4}
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
-            lines[label], = top.plot(columns, values.mean(0), **style)
+            top.plot(columns, values.mean(0), label=label, **style)
             top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
             for result in results:
                 bottom.plot([row["trials"] for row in result["log"]], [row["train"] for row in result["log"]], **style)
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
-        bottom.set(xlabel="training trials", ylabel="accuracy in training", xscale="log", ylim=(0, 1.02))
-    figure.legend(lines.values(), lines, loc="outside right upper")
+        bottom.set(xlabel="training trials", ylabel="accuracy in training", ylim=(0, 1.02))
+        top.legend(fontsize="small", loc="lower left")
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
@@ -404,6 +417,7 @@ def main(argv=None):
     parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
                         help="print N trials that each model got wrong, of 1,000")
     parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial")
+    parser.add_argument("--summary", action="store_true", help="one table of all splits, of models as they come")
     parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
@@ -447,7 +461,9 @@ def evaluate(args):
             print("\n" + mistakes(model, split, args.show, device, config["precision"]))
         if args.attention:
             print("\n" + attention(model, split, device))
-    for split, runs in splits.items():
+    if args.summary:
+        print("\n" + summary_table(splits, args.markdown))
+    for split, runs in () if args.summary else splits.items():
         print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device", "precision"):
             values = sorted({str(config[key]) for config, _ in runs})

@@ -198,6 +198,25 @@ def test_flags_add_what_they_name(runs, output):
     assert ", row 0, head 0: " in output(runs / "systematic1" / "treetfmr", "--attention")
 
 
+def test_summary_has_a_row_for_each_model_as_it_comes(runs, tmp_path, output):
+    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.rglob("sstfmr/**/config.json"):
+        path.write_text(json.dumps(content(path) | {"settings": "default"}))
+    lines = [line.split("|")[1:-1] for line in output(tmp_path, "--summary", "--markdown").strip().splitlines()]
+    assert [name.strip() for name in lines[0]] == ["accuracy in %", "distractor iid", "distractor distractors40",
+                                                   "systematic1 iid", "systematic1 ood"]
+    assert [line[0].strip() for line in lines[2:]] == ["chance", "no binding", "sstfmr"]
+    assert "±" in lines[4][4] and "±" not in lines[4][2]  # two seeds, one seed
+    saved, = (content(path)["accuracy"] for path in tmp_path.rglob("distractor/**/result.json"))
+    assert float(lines[4][2]) == pytest.approx(100 * saved["distractors40"], abs=0.051)
+
+
+def test_rows_come_in_the_order_of_the_paths(runs, output):
+    models = [runs / "systematic1" / model for model in ("treetfmr", "sstfmr")]
+    orders = [[line.split()[0] for line in output(*paths).splitlines() if "tfmr" in line] for paths in (models, models[::-1])]
+    assert orders == [["treetfmr", "sstfmr"], ["sstfmr", "treetfmr"]]
+
+
 def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, output):
     shutil.copytree(finished, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"commit": "abc"}))
