@@ -135,16 +135,20 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position` code of both streams; `read`: which token answers; `tokens`: one per selector or per
-    operator."""
+    """Width `dim`; `layers` applications of the block to each operator; `position` code of both streams; `read`: which
+    token answers; `tokens`: one per selector or per operator; `up`: what goes to the operator above, the answer or the
+    token itself; `shared`: inner operators have the leaves' block, not one of their own."""
 
     def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
-                 read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector"):
+                 read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector",
+                 up: Literal["answer", "token"] = "answer", shared=True):
         super().__init__()
         self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
         self.blocks = nn.ModuleList([Block(dim, heads)] * layers)  # one block, applied several times
+        self.inner = self.blocks if shared else nn.ModuleList([Block(dim, heads)] * layers)
         self.norm, self.readout, self.read = nn.LayerNorm(dim), Linear(dim, 138), READ[read]
-        self.answers, self.sides = nn.Parameter(torch.randn(138, dim)), nn.Parameter(torch.randn(2, dim))
+        self.answers = nn.Parameter(torch.randn(138, dim)) if up == "answer" else None
+        self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         levels, start = [], 0
@@ -153,8 +157,9 @@ class Model(nn.Module):
             start += 2 * levels[-1].shape[1]
         (objects, bias), below = self.stimulus(stimulus), None
         for level in reversed(levels):
-            x = self.solve(level, below, self.norm(objects), bias)
-            below = self.norm(self.readout(x).softmax(2) @ self.answers)  # hand up the answers, (B, w, C)
+            below = x = self.solve(level, below, self.norm(objects), bias)  # (B, w, C)
+            if self.answers is not None:
+                below = self.norm(self.readout(x).softmax(2) @ self.answers)
         return x[:, 0]
 
     def solve(self, level, below, known, bias):  # (B, w, 5), (B, 2 w, C) or None, (B, S, C), (B, S) -> (B, w, C)
@@ -166,7 +171,7 @@ class Model(nn.Module):
             branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
             known, bias = torch.cat([branches, known], 1), F.pad(bias, (2, 0))
         bias = torch.cat([own_bias, bias], 1)
-        for block in self.blocks:
+        for block in self.blocks if below is None else self.inner:
             x = block(x, torch.cat([x, known], 1), bias)
         return x[:, self.read].unflatten(0, (-1, w))
 

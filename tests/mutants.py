@@ -104,7 +104,8 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("below.unflatten(1, (w, 2))", "below.unflatten(1, (2, w)).transpose(1, 2)"),  # whose branches they are
         (" + self.sides)", ")"),  # left or right
         ("known.repeat_interleave(w, 0)", "known.repeat(w, 1, 1)"),
-        ("self.readout(x).softmax(2) @ self.answers", "x")],
+        ("self.readout(x).softmax(2) @ self.answers", "x"),
+        ("if below is None else self.inner", "if below is not None else self.inner")],
     ("models/gru.py", "tests/test_models.py -k gru"): [
         ("keep * state + (1 - keep) *", "(1 - keep) * state + keep *")],
     ("models/rnn.py", "tests/test_models.py -k rnn"): [

@@ -292,13 +292,23 @@ def test_treetfmr_reads_a_subtree_as_an_instruction_of_its_own(float64):
 
 
 def test_treetfmr_hands_up_the_answers_alone():
-    """Where all leaves answer the same, they leave no trace in the root."""
-    model, other = evaluation.module_of("treetfmr").Model(dim=16), BATCH.instruction.clone()
+    """Where all leaves answer the same, they leave no trace in the root, unless their tokens are handed up."""
+    other = BATCH.instruction.clone()
     other[:, 2:] = other[:, 2:].roll(1, 0)  # the leaves of other trials
-    for equal in (False, True):
-        assert torch.allclose(model.features(other, BATCH.stimulus), model.features(*BATCH[:2]), atol=1e-5) == equal
-        for parameter in model.readout.parameters():
-            nn.init.zeros_(parameter)
+    for up in ("answer", "token"):
+        model = evaluation.module_of("treetfmr").Model(dim=16, up=up)
+        for same in (False, up == "answer"):
+            assert torch.allclose(model.features(other, BATCH.stimulus), model.features(*BATCH[:2]), atol=1e-5) == same
+            for parameter in model.readout.parameters():
+                nn.init.zeros_(parameter)
+
+
+def test_treetfmr_can_have_a_block_for_inner_operators():
+    model, leaves = make("treetfmr", shared=False), BATCH.instruction[:, 2:3]
+    before = [model(tokens, BATCH.stimulus) for tokens in (leaves, BATCH.instruction)]
+    model.inner[0].mlp[0].weight.data.mul_(2)
+    after = [model(tokens, BATCH.stimulus) for tokens in (leaves, BATCH.instruction)]
+    assert before[0].equal(after[0]) and not torch.allclose(before[1], after[1], atol=1e-3)
 
 
 def test_classes_of_the_same_name_are_copies():
