@@ -272,20 +272,21 @@ def alignment(model, split, device):
 
 
 def attention(model, split, device):
-    """Where a model looks in the first trial of the last test set, as text: for each attention, head and query token,
-    the token with the largest weight. treetfmr has a row for every operator of a level."""
-    trial = test_set(split, hardest(split)[1], 1)[0]
-    objects = [f"the {data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
+    """Where a model looks in the first trial of the last test set in distribution, as text: a table for each attention,
+    with a row per query and a column per head, names the key with the largest weight, and that weight in percent."""
+    trial = test_set(split, hardest(split)[0], 1)[0]
+    objects = [f"{data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
                for shape, color in trial.stimulus[0].tolist() if shape]
     text, hooks = [data.show(data.Trials(*(x[0] for x in trial)))], []
 
     def note(module, *_, name):
         seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]
-        names = [f"token {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
-        for row, heads in enumerate(module.weights.tolist()):
-            for head, queries in enumerate(heads):
-                looks = [f"{100 * max(w):.0f} % at {names[w.index(max(w))]}" for w in queries]
-                text.append(f"{name}, row {row}, head {head}: " + ", ".join(looks))
+        keys = [f"token {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
+        for row, weights in enumerate(module.weights.tolist()):  # treetfmr has a row for every operator of a level
+            looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in queries] for queries in zip(*weights)]
+            queries = keys if len(looks) == len(keys) else [f"query {i}" for i in range(len(looks))]
+            text.append(table([f"{name}, row {row}", *(f"head {head}" for head in range(len(weights)))],
+                              [[query, *look] for query, look in zip(queries, looks)]))
 
     for name, module in model.named_modules():
         if type(module).__name__ == "Attention":
@@ -416,7 +417,7 @@ def main(argv=None):
                         help="add a line per operator that answers, and per operator of the root's condition")
     parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
                         help="print N trials that each model got wrong, of 1,000")
-    parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial")
+    parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial in distribution")
     parser.add_argument("--summary", action="store_true", help="one table of all splits, of models as they come")
     parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")

@@ -145,12 +145,14 @@ def test_mistakes_are_what_the_model_got_wrong():
 
 def test_attention_is_drawn_where_a_model_looks():
     text = evaluation.attention(Known(None, say_true), "systematic1", "cpu").split("\n\n")
-    trial = data.Trials(*(x[0] for x in data.trials("systematic1", "ood", 1)))
-    names = [f"the {data.COLOR_NAMES[c - 1]} {data.LETTERS[s - 1]}" for s, c in trial.stimulus.tolist() if s]
+    trial = data.Trials(*(x[0] for x in data.trials("systematic1", "iid", 1)))
+    names = [f"{data.COLOR_NAMES[c - 1]} {data.LETTERS[s - 1]}" for s, c in trial.stimulus.tolist() if s]
     names += ["empty cells", "EOS"]
-    assert text[-2:] == [f"look, row 0, head 0: 70 % at {names[1]}, 50 % at {names[0]}",
-                         f"look, row 0, head 1: 100 % at {names[2]}, 60 % at {names[1]}"]
-    assert "\n\n".join(text[:-2]) == data.show(trial)
+    for row, looks in enumerate([[(70, 1), (100, 2)], [(50, 0), (60, 1)]]):
+        expected = ["query", str(row)] + " ".join(f"{percent} {names[i]}" for percent, i in looks).split()
+        assert text[-1].splitlines()[1 + row].split() == expected
+    assert text[-1].split()[:4] == ["look,", "row", "0", "head"]
+    assert "\n\n".join(text[:-1]) == data.show(trial)
 
 
 # ---- the command line -------------------------------------------------------------------------------------------
@@ -191,11 +193,11 @@ def test_saved_and_fresh_results_agree_with_training(runs, tmp_path, output):
 def test_flags_add_what_they_name(runs, output):
     plain = output(runs)
     assert all(word in plain for word in ("2 seeds", "±", "chance", "no binding"))
-    assert not any(word in plain for word in ("Exist", " at ", "Answer", "rank correlation", "|", "differ in"))
+    assert not any(word in plain for word in ("Exist", "head 0", "Answer", "rank correlation", "|", "differ in"))
     assert "  SumEven " in output(runs, "--per-operator") and "rank correlation" in output(runs, "--rsa")
     assert output(runs, "--markdown").lstrip().startswith("| distractor, accuracy in %")
     assert output(runs, "--show", "2").count("The model says:") == 2 * 4
-    assert ", row 0, head 0: " in output(runs / "systematic1" / "treetfmr", "--attention")
+    assert ", row 0 " in output(runs / "systematic1" / "treetfmr", "--attention")
 
 
 def test_summary_has_a_row_for_each_model_as_it_comes(runs, tmp_path, output):
