@@ -2,7 +2,7 @@
 
     root ... EOS    left, right    objects ... EOS      for every operator of a level, at once
       |       |         |    |         |        |
-    [ Block: the operator's tokens read all     ]  x layers, the same one for every operator and level
+    [ Block: the operator's tokens read all     ]  x layers, the same ones for every operator and level
       |
     readout -> 138 logits -> answer ->  left or right of the operator above
 
@@ -135,17 +135,17 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `layers` applications of the block to each operator; `position` code of both streams; `read`: which
-    token answers; `tokens`: one per selector or per operator; `up`: what goes to the operator above, the answer or the
-    token itself; `shared`: inner operators have the leaves' block, not one of their own."""
+    """Width `dim`; `position` code of both streams; `read`: which token answers; `tokens`: one per selector or per
+    operator; `up`: what goes to the operator above, the answer or the token itself; `shared`: inner operators have the
+    leaves' blocks, not blocks of their own."""
 
     def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
                  read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector",
                  up: Literal["answer", "token"] = "answer", shared=True):
         super().__init__()
         self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
-        self.blocks = nn.ModuleList([Block(dim, heads)] * layers)  # one block, applied several times
-        self.inner = self.blocks if shared else nn.ModuleList([Block(dim, heads)] * layers)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.inner = self.blocks if shared else nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm, self.readout, self.read = nn.LayerNorm(dim), Linear(dim, 138), READ[read]
         self.answers = nn.Parameter(torch.randn(138, dim)) if up == "answer" else None
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
@@ -170,10 +170,11 @@ class Model(nn.Module):
         if below is not None:
             branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
             known, bias = torch.cat([branches, known], 1), F.pad(bias, (2, 0))
-        bias = torch.cat([own_bias, bias], 1)
-        for block in self.blocks if below is None else self.inner:
+        bias, blocks = torch.cat([own_bias, bias], 1), self.blocks if below is None else self.inner
+        for block in blocks[:-1]:
             x = block(x, torch.cat([x, known], 1), bias)
-        return x[:, self.read].unflatten(0, (-1, w))
+        x = blocks[-1](x[:, [self.read]], torch.cat([x, known], 1), bias)  # nothing else of the last block is read
+        return x[:, 0].unflatten(0, (-1, w))
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))
