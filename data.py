@@ -149,13 +149,13 @@ def _pick(allowed, wanted, generator):
 
 
 def _among(index, there, size):
-    """Which of `size` candidates are among the indices (n, places), where there is one: (n, size)."""
+    """Marks the candidates (n, size) that occur among the indices (n, places). Places that are not there have none."""
     mark = there.new_zeros(len(index), size + 1)  # the last is for places without one
     return mark.scatter_(1, torch.where(there, index, size), True)[:, :-1]
 
 
 def _in_pool(subset, field, size, pool):
-    """Which of the numbers below `size` the pool of each trial has in a field: (n, size)."""
+    """Marks the numbers below `size` that the pool of each trial has in this field (n, size)."""
     table = [[number in getattr(p, field) for number in range(size)] for p in subset.pools]
     return torch.tensor(table, device=pool.device)[pool]
 
@@ -201,7 +201,7 @@ def _features(subset, pool, operator, has_second, has_distractor, generator):
 
 
 def _truths(operator, depth, generator):
-    """Draws which operators are True (n, O), and returns the operators from the answer to the root too (n, levels)."""
+    """Draws which operators are True (n, O). Also returns the answering path, from the leaf to the root (n, levels)."""
     truth, node = _below(2, operator, generator) == 1, torch.zeros_like(operator[:, :1])
     answering_path = [node]
     for _ in range(depth // 2):
@@ -323,7 +323,7 @@ def _stream(device, *name):
 
 
 def _subset(split, subset):
-    """The Subset of that name. ValueError where there is none, or where it is not as it must be."""
+    """The Subset of that name. ValueError where there is none, or where it breaks a rule."""
     _demand(split in SPLITS, f"no split {split!r}; there are {', '.join(SPLITS)}")
     _demand(subset in SPLITS[split], f"split {split} has no subset {subset!r}; it has {', '.join(SPLITS[split])}")
     _check_subset(SPLITS[split][subset])
@@ -331,7 +331,7 @@ def _subset(split, subset):
 
 
 def _check_arguments(device, **numbers):
-    """ValueError, naming the argument, unless torch has the device and each (value, least) is an integer, not less."""
+    """ValueError, naming the argument, unless torch has the device and each value is an integer, at least its least."""
     for name, (value, least) in numbers.items():
         _demand(isinstance(value, int) and value >= least,
                 f"{name} must be an integer of at least {least}, not {value!r}")
@@ -343,7 +343,7 @@ def _check_arguments(device, **numbers):
 
 def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
     """The first n trials of a set, generated on the CPU: the same on every machine. A set of several depths needs
-    `depth`. Raises ValueError where an argument, or the set, is not as it must be."""
+    `depth`. Raises ValueError where an argument, or the set, breaks a rule."""
     chosen = _subset(split, subset)
     depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
     _demand(depth in chosen.depths,
@@ -358,7 +358,7 @@ def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
     on (seed, split, i, batch_size, train_size) and the kind of device alone. All trials are drawn anew, unless
     `train_size` fixes how many there are: then that many, evenly over the depths, reshuffled each epoch (and those
-    that do not fill a batch left out of it). Raises ValueError where an argument, or the set, is not as it must be."""
+    that do not fill a batch left out of it). Raises ValueError where an argument, or the set, breaks a rule."""
     subset = _subset(split, "train")
     _check_arguments(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
     if train_size is not None:  # a batch of each depth

@@ -198,7 +198,7 @@ def load(folder, config, device):
 
 @torch.no_grad()
 def in_parts(function, trials, device, precision="float32"):
-    """What a model, or its `features`, makes of trials (n, ...): a hundred at a time; the result is on the CPU."""
+    """The outputs of a model, or of its `features`, for trials (n, ...): computed a hundred at a time, then on the CPU."""
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
         return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
                           zip(trials.instruction.split(100), trials.stimulus.split(100))])
@@ -231,7 +231,7 @@ def score(split, predictions):
 
 
 def tests_of(split):
-    """What the test sets of a split are, in words: a saved result holds for these alone."""
+    """The test sets of a split in words. A saved result holds for these alone."""
     return {name: repr(subset) for name, subset in data.SPLITS[split].items() if name != "train"}
 
 
@@ -385,7 +385,7 @@ def plot(splits, path):
         from matplotlib.figure import Figure  # not pyplot, which looks for a display and keeps every figure
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(6 * len(splits), 8), layout="constrained")
+    figure = Figure(figsize=(6 * len(splits), 7), layout="constrained")
     for (split, runs), (top, bottom) in zip(splits.items(), figure.subplots(2, len(splits), squeeze=False).T):
         columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
         for name, gray in ((list(baselines[columns[-1]])[-1], "0.9"), ("chance", "0.75")):
@@ -396,9 +396,9 @@ def plot(splits, path):
             top.plot(columns, values.mean(0), label=label, **style)
             top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
             for result in results:
-                bottom.plot([row["trials"] for row in result["log"]], [row["train"] for row in result["log"]], **style)
+                bottom.plot([row["trials"] / 1000 for row in result["log"]], [row["train"] for row in result["log"]], **style)
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
-        bottom.set(xlabel="training trials", ylabel="accuracy in training", ylim=(0, 1.02))
+        bottom.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
         top.legend(fontsize="small", loc="lower left")
     try:
         figure.savefig(path, dpi=110)
@@ -433,7 +433,7 @@ def main(argv=None):
 
 
 def result_of(folder, config, args, device):
-    """A run's result: the saved one, or with --fresh that of its weights. None where there is none."""
+    """A run's saved result, or with --fresh the result of its weights. None where there is none."""
     if not args.fresh and (folder / "result.json").exists():
         result = read(folder / "result.json")
         return result if result["tests"] == tests_of(config["split"]) else None

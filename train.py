@@ -141,7 +141,7 @@ def check(split):
 
 @functools.cache
 def environment():
-    """Where a run was made: written down, but not a part of what it is."""
+    """The commit, versions and machine of a run, for config.json. Runs that differ in these alone are the same run."""
     here, commit = Path(__file__).parent, ""
     if (here / ".git").exists() and shutil.which("git"):
         git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
@@ -154,8 +154,8 @@ def environment():
 # ---- the files of a run -----------------------------------------------------------------------------------------
 
 def write(path, content):
-    """Replaces a file by these bytes in one step, so that it is never half there. OSError where that fails, on a full
-    disk for instance: what was there before is there still."""
+    """Replaces a file in one step, so that it is never half written. OSError where that fails, for instance on a full
+    disk. The old file is still there then."""
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         temporary.write_bytes(content)
@@ -180,8 +180,8 @@ def prepare(config, folder):
 
 @contextlib.contextmanager
 def hold(folder, wait):
-    """Holds a run's folder for as long as the block lasts, at most until this process ends, however it ends. Gives
-    whether it is held: without `wait` it is not where another process holds it."""
+    """Locks a run's folder while the block runs. The lock ends with this process at the latest, however it ends. Yields
+    whether the folder is locked. Without `wait` that is False where another process has the lock."""
     with open(folder / "lock", "ab") as file:
         try:
             import fcntl  # not on Windows
@@ -204,8 +204,8 @@ def save(folder, state, model, optimizers):
 
 
 def restore(folder, model, optimizers):
-    """Where a run stands, with its checkpoint loaded into model and optimizers, or at its start where it has none.
-    UsageError where the checkpoint is damaged or another model's."""
+    """Loads a run's checkpoint into model and optimizers, and returns how far the run is. Without a checkpoint it is at
+    its start. UsageError where the checkpoint is damaged or another model's."""
     path = folder / "checkpoint.pt"
     if not path.exists():
         return {"step": 0, "seconds": 0.0, "loss": 0.0, "right": 0.0, "rows": []}
@@ -283,7 +283,8 @@ def fit(config, folder):
 
 
 def count(state, recent, size, bar):
-    """Takes up what recent steps gave (loss, trials right), and shows it. UsageError where a loss is not finite."""
+    """Adds the losses and right answers of recent steps to the state, and shows them. UsageError where a loss is not
+    finite."""
     losses, rights = torch.stack(recent).T.tolist()
     for loss, right in zip(losses, rights):
         state["step"] += 1
@@ -315,14 +316,14 @@ def log(config, folder, state, model):
 # ---- all of them ------------------------------------------------------------------------------------------------
 
 def finished(config, folder):
-    """Whether a run has a result, and for the test sets that its split has now."""
+    """Whether a run has a result for the test sets that its split has now."""
     path = folder / "result.json"
     return path.exists() and read(path)["tests"] == tests_of(config["split"])
 
 
 def train(runs):
-    """Trains all runs (config, folder). Those that another process holds are left to it; at the end, this one waits for
-    them, and trains what was given up."""
+    """Trains all runs (config, folder). Runs that another process trains are left to it. At the end, this process waits
+    for them, and trains those that were given up."""
     for wait in (False, True):
         for config, folder in runs:
             if finished(config, folder):

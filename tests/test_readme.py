@@ -1,5 +1,5 @@
-"""The README keeps its word: every command runs at reduced size, every exercise's edit applies, every table is printed
-from the recorded runs, links resolve."""
+"""The four pages keep their word: every command runs at reduced size, every exercise's edit applies, every table is
+printed from the recorded runs, links resolve."""
 import importlib.util
 import re
 import shlex
@@ -18,13 +18,14 @@ import mutants
 import train
 
 ROOT = Path(__file__).parents[1]
-PAGES = {page: (ROOT / page).read_text() for page in ("README.md",)}
-README = PAGES["README.md"]
-TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", README, re.M)  # each with the command that printed it
-BLOCKS = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
+PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "models/README.md", "tests/README.md", "tests/RESULTS.md")}
+README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
+TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)  # each with the command that printed it
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
-COMMANDS = [line.split("#")[0][7:] for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+COMMANDS += [" ".join(command.split()) for command in re.findall(r"`python ([^`]+)`", TEXT.replace(SECTION, ""))]
 SMALLER = {"train.py": ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"], "eval.py": ["--n", "20"],
            "tests/mutants.py": ["--only", "gru"]}
 
@@ -62,7 +63,7 @@ def edits(text):
 
 
 def test_edits_of_the_exercises_have_one_place():
-    assert len(EXERCISES) > 9 and len([text for text in EXERCISES if edits(text)]) > 6
+    assert len(EXERCISES) > 8 and len([text for text in EXERCISES if edits(text)]) > 5
     for file, old, new in (edit for text in EXERCISES for edit in edits(text)):
         assert (ROOT / file).read_text().count(old) == 1 and old != new
 
@@ -171,8 +172,20 @@ def test_recorded_runs_are_of_this_code(recorded):
 
 
 def test_every_table_of_results_names_its_command():
-    found = re.findall(r"^\| (?:claim|rank correlation|[a-z0-9]+, accuracy in %) ", README, re.M)
+    found = re.findall(r"^\| (?:claim|rank correlation|accuracy in %|[a-z0-9]+, accuracy in %) ", TEXT, re.M)
     assert len(TABLES) == len(found)
+
+
+def test_code_and_sizes_of_models_are_quoted_right():
+    sources = [path.read_text().splitlines() for path in (ROOT / "models").glob("*.py")]
+    quoted = [line for language, block in BLOCKS if language == "python" for line in block.splitlines()]
+    assert len(quoted) > 5 and all(any(line in source for source in sources) for line in quoted)
+    sizes = dict(re.findall(r"^\| `(\w+)\.py` .* ([\d,]+) \|$", PAGES["models/README.md"], re.M))
+    for name in evaluation.available():
+        if name in sizes:  # a student's model has no row
+            parameters = sum(p.numel() for p in evaluation.module_of(name).Model().parameters())
+            assert sizes[name] == f"{parameters:,}"
+    assert len(sizes) == 9
 
 
 def test_links_resolve():

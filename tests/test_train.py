@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -461,6 +462,23 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path, trained, capsys, 
         assert "File too large" in refused(capsys, tmp_path)
     assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == left
     assert bits(*run(tmp_path)) == bits(next(trained.rglob("seed0")))  # with room again, the same command goes on
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refused(capsys, tmp_path / "file")
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_a_run_names_its_commit_and_whether_files_have_changed_since(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init"], ["add", "train.py"], ["commit", "--message", "first"]):
+        (tmp_path / "train.py").write_text("a")
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
+    clean = train.environment.__wrapped__()["commit"]
+    (tmp_path / "train.py").write_text("b")
+    assert re.fullmatch("[0-9a-f]{7,}", clean) and train.environment.__wrapped__()["commit"] == f"{clean}-dirty"
 
 
 def test_too_little_memory_is_said(tmp_path, capsys):
