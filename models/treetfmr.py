@@ -139,7 +139,7 @@ class Model(nn.Module):
     operator; `up`: what goes to the operator above, the answer or the token itself; `shared`: inner operators have the
     leaves' blocks, not blocks of their own."""
 
-    def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
+    def __init__(self, dim=128, layers=3, heads=2, position: Literal["sinusoidal", "paper"] = "sinusoidal",
                  read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector",
                  up: Literal["answer", "token"] = "answer", shared=True):
         super().__init__()
