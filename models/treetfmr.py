@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-TRAINING = {"lr": 3e-3}
 READ = {"root": 0, "eos": -1}  # which token of a stream
 WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
 
@@ -139,14 +138,14 @@ class Model(nn.Module):
     operator; `up`: what goes to the operator above, the answer or the token itself; `shared`: inner operators have the
     leaves' blocks, not blocks of their own."""
 
-    def __init__(self, dim=128, layers=3, heads=2, position: Literal["sinusoidal", "paper"] = "sinusoidal",
+    def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
                  read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector",
                  up: Literal["answer", "token"] = "answer", shared=True):
         super().__init__()
         self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.inner = self.blocks if shared else nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.readout, self.read = nn.LayerNorm(dim), Linear(dim, 138), READ[read]
+        self.readout, self.read = Linear(dim, 138), READ[read]
         self.answers = nn.Parameter(torch.randn(138, dim)) if up == "answer" else None
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
 
@@ -157,15 +156,14 @@ class Model(nn.Module):
             start += 2 * levels[-1].shape[1]
         (objects, bias), below = self.stimulus(stimulus), None
         for level in reversed(levels):
-            below = x = self.solve(level, below, self.norm(objects), bias)  # (B, w, C)
+            below = x = self.solve(level, below, objects, bias)  # (B, w, C)
             if self.answers is not None:
-                below = self.norm(self.readout(x).softmax(2) @ self.answers)
+                below = self.readout(x).softmax(2) @ self.answers
         return x[:, 0]
 
     def solve(self, level, below, known, bias):  # (B, w, 5), (B, 2 w, C) or None, (B, S, C), (B, S) -> (B, w, C)
         w = level.shape[1]
         x, own_bias = self.instruction(level.flatten(0, 1)[:, None])  # (B w, N, C): a row for each operator
-        x = self.norm(x)
         known, bias = known.repeat_interleave(w, 0), bias.repeat_interleave(w, 0)
         if below is not None:
             branches = (below.unflatten(1, (w, 2)) + self.sides).flatten(0, 1)  # (B w, 2, C)
