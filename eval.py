@@ -342,11 +342,11 @@ def split_table(split, runs, markdown=False, per_operator=False):
 def summary_table(splits, markdown):
     """One row per model with its own settings: the last test set in distribution and the last one out of it, for each
     split."""
-    columns = [(split, test) for split in splits for test in hardest(split)]
-    baselines, rows = {}, {}
-    for split, test in columns:
-        for config, result in splits[split]:
-            if config["settings"] == "default":
+    baselines, rows, columns = {}, {}, {}  # name -> column -> values, twice; the columns in order
+    for split, runs in splits.items():
+        for config, result in runs:
+            for test in hardest(split) if config["settings"] == "default" else ():
+                columns[split, test] = None
                 rows.setdefault(config["model"], {}).setdefault((split, test), []).append(result["accuracy"][test])
                 for name, value in result["baselines"][test].items():
                     baselines.setdefault(name, {})[split, test] = [value]
@@ -399,7 +399,7 @@ def plot(splits, path):
                 bottom.plot([row["trials"] / 1000 for row in result["log"]], [row["train"] for row in result["log"]], **style)
         top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
         bottom.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
-        top.legend(fontsize="small", loc="lower left")
+        bottom.legend(*top.get_legend_handles_labels(), fontsize="small", loc="lower right")
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:

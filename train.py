@@ -122,9 +122,10 @@ def configurations(args):
             check(split)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        names = ["paper"] * (usual | paper != usual)  # an RNN is the paper's already
+        names = ["paper"] if usual | paper != usual else []  # an RNN is the paper's already
         names += [f"{key}{value}" for key, value in given.items() if value != (usual | paper)[key]]
-        names += [f"evalevery{args.eval_every}"] * (args.eval_every is not None)
+        if args.eval_every:
+            names.append(f"evalevery{args.eval_every}")
         yield config | {"settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(names)) or "default",
                         "code": code_of(model, split)}
 
@@ -174,7 +175,7 @@ def prepare(config, folder):
     other = [f"{key} is {there.get(key)} there, {value} here" for key, value in config.items()
              if there.get(key) != value]
     if other:
-        hint = ", since the model's file or data.py has changed" * (there.get("code") != config["code"])
+        hint = "" if there.get("code") == config["code"] else ", since the model's file or data.py has changed"
         raise UsageError(f"{folder} holds another run{hint} ({'; '.join(other)}): remove it or choose another --out")
 
 
@@ -249,12 +250,13 @@ def fit(config, folder):
     state = restore(folder, model, optimizers)
     batches = data.batches(split, size, seed=config["seed"], start=state["step"], device=device,
                            train_size=config["train_size"])
-    recent, clock, saved = [], time.perf_counter(), time.perf_counter()
+    recent, clock, saved = [], time.perf_counter(), time.perf_counter()  # recent: (loss, right answers) of each step
     with tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True,
               desc=f"{split} {config['model']} seed {config['seed']}") as bar:
         for step, batch in zip(range(state["step"], steps), batches):
-            for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
-                group["lr"] = group["peak"] * rate(step, steps)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * rate(step, steps)
             with torch.autocast(device, torch.bfloat16, enabled=config["precision"] == "bfloat16"):
                 logits = model(batch.instruction, batch.stimulus)
             loss = F.cross_entropy(logits.float(), batch.answer)
@@ -358,7 +360,7 @@ def main(argv=None):
             prepare(config, folder)
         new = sum(not finished(*run) for run in runs)
         first = runs[0][0]
-        print(f"{len(runs)} run{'s' * (len(runs) > 1)}, {new} to do, on {first['device']} in {first['precision']}.")
+        print(f"Runs: {len(runs)}, to do: {new}, on {first['device']} in {first['precision']}.")
         if first["device"] == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
         train(runs)

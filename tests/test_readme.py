@@ -63,7 +63,7 @@ def edits(text):
 
 
 def test_edits_of_the_exercises_have_one_place():
-    assert len(EXERCISES) > 8 and len([text for text in EXERCISES if edits(text)]) > 5
+    assert len(EXERCISES) > 6 and len([text for text in EXERCISES if edits(text)]) > 3
     for file, old, new in (edit for text in EXERCISES for edit in edits(text)):
         assert (ROOT / file).read_text().count(old) == 1 and old != new
 
@@ -165,6 +165,14 @@ def test_tables_are_printed_from_recorded_runs(recorded, monkeypatch, capsys, pr
     assert table in capsys.readouterr().out
 
 
+def test_the_picture_is_drawn_by_its_command(recorded, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    paths, picture = re.search(r"<!-- drawn by python eval.py (.*) --plot (.*) -->", README).groups()
+    monkeypatch.chdir(recorded)
+    evaluation.main([*paths.split(), "--plot", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").exists() and (ROOT / picture).exists()
+
+
 def test_recorded_runs_are_of_this_code(recorded):
     configs = [evaluation.read(path) for path in recorded.rglob("config.json")]
     changed = {(c["model"], c["split"]) for c in configs if not evaluation.is_current(c)}
@@ -190,7 +198,7 @@ def test_code_and_sizes_of_models_are_quoted_right():
 
 def test_links_resolve():
     for page, text in PAGES.items():
-        for link in re.findall(r"\]\(([^)#]+)\)", text):
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
             assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), (page, link)
 
 

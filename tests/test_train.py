@@ -186,12 +186,12 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert all(4 < float(line[2]) < 6 for line in log[1:])  # ln 138 = 4.9
     assert config["torch"] == torch.__version__ and config["model_args"]["dim"] == 16 and config["threads"] > 0
     out = capsys.readouterr().out
-    assert "1 run, 1 to do, on cpu in float32." in out and "no binding" in out and "against iid" in out
+    assert "Runs: 1, to do: 1, on cpu in float32." in out and "no binding" in out and "against iid" in out
     assert bits(folder) == bits(*run(tmp_path / "again"))
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     run(tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert "1 run, 0 to do" in (out := capsys.readouterr().out) and "systematic1, accuracy in %" in out
+    assert "Runs: 1, to do: 0" in (out := capsys.readouterr().out) and "systematic1, accuracy in %" in out
 
 
 def test_rates_and_optimizers():
@@ -293,7 +293,7 @@ def test_other_test_sets_are_evaluated_without_training(finished, tmp_path, monk
     assert f"or has other test sets now (--fresh evaluates it): {finished}" in capsys.readouterr().err
     run(tmp_path)
     assert list(content(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
-    assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "1 to do" in capsys.readouterr().out
+    assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "to do: 1" in capsys.readouterr().out
     evaluation.main([str(tmp_path)])
     assert "more" in capsys.readouterr().out
 
