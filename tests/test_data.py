@@ -106,67 +106,6 @@ def test_every_trial_obeys_the_rules_and_is_answered_right(split, subset, depth)
     assert torch.equal(shape2 > 0, color2 > 0) and not shape2[(op < SUM_EVEN) | (depth == 1)].any()
 
 
-# ---- a subset that anybody can write -------------------------------------------------------------------------------
-
-def refusal(monkeypatch, subset):
-    """Checks the trials of a student's own split; why it is refused, or None. Takes seconds at most."""
-    monkeypatch.setitem(data.SPLITS, "mine", {"train": subset})
-    monkeypatch.setattr(data, "CHUNK", 300)
-    begin = time.process_time()
-    try:
-        x = trials("mine", "train", 300)
-    except ValueError as error:
-        return str(error)
-    finally:
-        assert time.process_time() - begin < 30, subset
-    answer, obeys = solve_all(x, subset.distractors)
-    assert obeys.all() and torch.equal(answer, x.answer), subset
-
-
-@pytest.mark.parametrize("subset", [Subset(depths=(9,), distractors=(50, 50)), Subset(distractors=(98, 99))], ids=str)
-def test_a_full_grid_obeys_the_rules(monkeypatch, subset):
-    assert refusal(monkeypatch, subset) is None
-
-
-@pytest.mark.parametrize("says, subset", [
-    *(("depths of", Subset(depths=depths)) for depths in ((2,), (), (1, 1), (3.0,), [1])),
-    *(("distractors of", Subset(distractors=numbers)) for numbers in ((0, 0), (5, 1), (1, 100), (1,), 5, (1.0, 2.0))),
-    *(("pools of", Subset(pools=pools)) for pools in (Pool(), (), ((),))),
-    *((f"{field} of", Subset(pools=(Pool(), Pool(**{field: value})))) for field, value in (
-        ("leaves", ()), ("leaves", (IF_ELSE,)), ("leaves", EXIST), ("conditions", (GET_COLOR,)), ("shapes", range(11)),
-        ("colors", (-1,)), ("colors", ("red",)))),
-    *(("this subset cannot be met", subset) for subset in (
-        Subset(depths=(9,), distractors=(1, 99)),  # only small numbers fit
-        Subset(depths=(3,), pools=(Pool((GET_SHAPE,), colors=(0,)),))))], ids=str)  # each GetShape needs its own color
-def test_a_subset_that_cannot_be_met_is_refused(monkeypatch, says, subset):
-    monkeypatch.setitem(data.SPLITS, "mine", {"train": subset})
-    monkeypatch.setattr(data, "CHUNK", 300)
-    with pytest.raises(ValueError, match=says):
-        next(batches("mine", 300, seed=0))
-    with pytest.raises(ValueError, match=says):
-        trials("mine", "train", 1, depth=subset.depths[0] if subset.depths else None)
-
-
-def test_random_subsets_obey_the_rules_or_are_refused(monkeypatch):
-    choose, refusals = random.Random(0), []
-    for _ in range(40):
-        pools = tuple(Pool(*(tuple(choose.sample(full, choose.randint(1, len(full)))) for full in Pool()))
-                      for _ in range(choose.randint(1, 3)))
-        least = choose.randint(1, 99)
-        subset = Subset(pools, (choose.choice((1, 3, 5, 7, 9)),), (least, choose.randint(least, 99)))
-        refusals.append(refusal(monkeypatch, subset))
-    assert all(reason is None or reason.startswith("this subset cannot be met") for reason in refusals)
-    assert 10 < refusals.count(None) < 30
-
-
-@pytest.mark.parametrize("depth", [1, 3, 9])
-def test_the_generator_keeps_to_its_device(depth):
-    """torch's meta device refuses to mix with the CPU, and to read a value."""
-    pool = torch.zeros(7, dtype=torch.int64, device="meta")
-    made, obeys = data._attempt(data.SPLITS["systematic1"]["train"], depth, pool, pool + 1, torch.Generator())
-    assert {part.device.type for part in (*made, obeys)} == {"meta"}
-
-
 @pytest.mark.slow
 def test_a_million_trials():
     n, ill_posed, wrong = -(-1_000_000 // len(SETS)), 0, 0
