@@ -23,7 +23,7 @@ import data  # before torch: it says how torch's threads wait
 import torch
 from torch.nn import functional as F
 
-RSA_TRIALS, PROBE_TRIALS = 500, 4_000  # per test set
+RSA_TRIALS = 500  # per test set
 KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision", "device",
                         "commit"},
         "result.json": {"accuracy", "interval", "baselines", "kinds", "alignment", "tests", "log"}}
@@ -342,11 +342,12 @@ def split_table(split, runs, markdown=False, per_operator=False):
 def summary_table(splits, markdown):
     """One row per model with its own settings: the last test set in distribution and the last one out of it, for each
     split."""
-    baselines, rows, columns = {}, {}, {}  # name -> column -> values, twice; the columns in order
+    baselines, rows, columns = {}, {}, []  # name -> column -> values, twice
     for split, runs in splits.items():
-        for config, result in runs:
-            for test in hardest(split) if config["settings"] == "default" else ():
-                columns[split, test] = None
+        usual = [(config, result) for config, result in runs if config["settings"] == "default"]
+        columns += [(split, test) for test in hardest(split) if usual]
+        for config, result in usual:
+            for test in hardest(split):
                 rows.setdefault(config["model"], {}).setdefault((split, test), []).append(result["accuracy"][test])
                 for name, value in result["baselines"][test].items():
                     baselines.setdefault(name, {})[split, test] = [value]
@@ -464,8 +465,9 @@ def evaluate(args):
             print("\n" + attention(model, split, device))
     if args.summary:
         print("\n" + summary_table(splits, args.markdown))
-    for split, runs in () if args.summary else splits.items():
-        print("\n" + split_table(split, runs, args.markdown, args.per_operator))
+    for split, runs in splits.items():
+        if not args.summary:
+            print("\n" + split_table(split, runs, args.markdown, args.per_operator))
         for key in ("commit", "device", "precision"):
             values = sorted({str(config[key]) for config, _ in runs})
             if len(values) > 1:
