@@ -120,7 +120,7 @@ def _check_subset(subset):
 # operators 2i + 1 (True) and 2i + 2 (False). A trial has room for 2 O + D objects: the objects of the O first
 # selectors, then those of the O second selectors, then at most D distractors.
 
-LOTS = 2 ** 24  # equal lots are rare; and below 2 ** 28, all versions of torch draw the same integers
+LOTS = 2 ** 24  # random keys to sort by: equal ones are rare, and all versions of torch draw the same below 2 ** 28
 ANYWHERE = 4  # the parity class of an object that may lie in any cell; the others are 2 * (row % 2) + column % 2
 ODD_ODD = 3  # the parity class of odd rows and odd columns
 REDRAWS = 100  # rounds, each for up to a twentieth of the trials
@@ -149,7 +149,7 @@ def _pick(allowed, wanted, generator):
 
 
 def _among(index, there, size):
-    """Marks the candidates (n, size) that occur among the indices (n, places). Places that are not there have none."""
+    """Marks the candidates (n, size) that occur among the indices (n, places). Only places that are there count."""
     mark = there.new_zeros(len(index), size + 1)  # the last is for places without one
     return mark.scatter_(1, torch.where(there, index, size), True)[:, :-1]
 
@@ -356,9 +356,9 @@ def trials(split, subset, n, *, seed=0, depth=None, device="cpu"):
 
 def batches(split, batch_size, *, seed, start=0, device="cpu", train_size=None):
     """Endless training batches (Trials) from batch `start` on, each of one depth, the depths in turn. Batch i depends
-    on (seed, split, i, batch_size, train_size) and the kind of device alone. All trials are drawn anew, unless
-    `train_size` fixes how many there are: then that many, evenly over the depths, reshuffled each epoch (and those
-    that do not fill a batch left out of it). Raises ValueError where an argument, or the set, breaks a rule."""
+    on (seed, split, i, batch_size, train_size) and the kind of device alone. Without `train_size` all trials are new.
+    With it, that many trials, evenly over the depths, are reshuffled each epoch. Trials that do not fill a batch are
+    left out of that epoch. Raises ValueError where an argument, or the set, breaks a rule."""
     subset = _subset(split, "train")
     _check_arguments(device, batch_size=(batch_size, 1), seed=(seed, 0), start=(start, 0))
     if train_size is not None:  # a batch of each depth
@@ -427,10 +427,10 @@ def path(instruction, stimulus):
 
 
 def solve(instruction, stimulus, distractors=(1, 40)):
-    """Answers (n,), and which of the README's rules hold, bool (n, 4): 1 selectors are distinct, 2 each has one object,
-    3 there are as many distractors as given, least and most, 5 a cell holds one object. (4 takes many trials to see.)
-    Takes the tokens (n, T, 5) and (n, 100, 2) alone. Raises ValueError where the tensors are no instructions and
-    stimuli, or the numbers no two integers in order."""
+    """Answers (n,), and which rules hold, bool (n, 4): selectors are distinct; each has one object; the number of
+    distractors is from the least to the most of `distractors`; a cell that has a shape has a color. Takes the tokens
+    (n, T, 5) and (n, 100, 2) alone. Raises ValueError where they are no instructions and stimuli, or where
+    `distractors` is not two integers in order."""
     _check(instruction, stimulus)
     _demand([type(number) for number in distractors or ()] == [int, int] and distractors[0] <= distractors[1],
             f"distractors must be two integers, least and most, not {distractors!r}")

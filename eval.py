@@ -5,7 +5,7 @@
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
     python eval.py runs --fresh                        # evaluate the weights again, unfinished runs included
 
-Three baselines stand above the models. Each says what a model has learned that reaches its number. Chance knows the
+Three baselines stand above the models. A model that only reaches one may know no more than it does. Chance knows the
 operator that answers. No binding also knows which shapes, colors and cells are on the grid, but not which belong
 together. Condition-blind knows what every leaf of the tree would answer, but not which leaf the conditions lead to.
 """
@@ -76,8 +76,8 @@ def chance(subset):
 
 def no_binding(trials, token):
     """Expected accuracy (n,) of a reader who counts shapes, colors and cells, and knows the operator that answers,
-    `token` (n, 5). An object exists if its shape and its color do, is on any cell taken, has the most frequent color or
-    shape. Parities stay at chance: their decoy makes the cells the same whatever the answer."""
+    `token` (n, 5). It says that an object exists if its shape and its color occur, guesses a taken cell, and names the
+    most frequent color or shape. Parities stay at chance: the decoy makes the cells alike for both answers."""
     operator, shape, color = token[:, :3].long().unbind(1)
     shapes, colors = (F.one_hot(x.long(), 27).sum(1) for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
     exists = (shapes.gather(1, shape[:, None]) * colors.gather(1, color[:, None]) > 0)[:, 0]
@@ -92,7 +92,7 @@ def no_binding(trials, token):
 def condition_blind(trials, answers):
     """Expected accuracy (n,) of a reader who takes the answer that most leaves would give; `answers` (n, T) of all
     tokens."""
-    leaves = answers[:, -(answers.shape[1] + 2) // 3:]  # the last level
+    leaves = answers[:, -((answers.shape[1] + 2) // 3):]  # the last level
     votes = (leaves[:, :, None] == leaves[:, None]).sum(2)  # for the answer of each leaf
     best = votes == votes.amax(1, keepdim=True)
     winners = (best / votes).sum(1)  # different answers that share the most votes
@@ -101,8 +101,9 @@ def condition_blind(trials, answers):
 
 def in_distribution(split):
     """The test sets drawn like the training trials, depth by depth."""
-    train, *tests = data.SPLITS[split].items()
-    return [name for name, subset in tests if subset[::2] == train[1][::2] and {*subset.depths} <= {*train[1].depths}]
+    (_, train), *tests = data.SPLITS[split].items()
+    return [name for name, subset in tests
+            if subset._replace(depths=train.depths) == train and {*subset.depths} <= {*train.depths}]
 
 
 # ---- runs and models --------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def is_current(config):
 
 
 def pick_device(name):
-    """The device of that name, or for auto the GPU if there is one, else the CPU. UsageError where it is not there."""
+    """The device of that name, or for auto CUDA where it is there, else the CPU. UsageError where it is not there."""
     there = {"cuda": torch.cuda.is_available(), "cpu": True, "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return next(d for d in there if there[d])
@@ -183,6 +184,12 @@ def find(paths):
     return found
 
 
+def finished(config, folder):
+    """Whether a run has a result for the test sets that its split has now."""
+    path = folder / "result.json"
+    return path.exists() and read(path)["tests"] == tests_of(config["split"])
+
+
 def load(folder, config, device):
     """The model of a run folder, its steps and its log so far. UsageError where the checkpoint is damaged."""
     model = module_of(config["model"]).Model(**config["model_args"])
@@ -198,7 +205,7 @@ def load(folder, config, device):
 
 @torch.no_grad()
 def in_parts(function, trials, device, precision="float32"):
-    """The outputs of a model, or of its `features`, for trials (n, ...): computed a hundred at a time, then on the CPU."""
+    """The outputs of a model, or of its `features`, for trials (n, ...), on the CPU. It sees a hundred at a time."""
     with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
         return torch.cat([function(i.to(device), s.to(device)).float().cpu() for i, s in
                           zip(trials.instruction.split(100), trials.stimulus.split(100))])
@@ -272,7 +279,7 @@ def alignment(model, split, device):
 
 
 def attention(model, split, device):
-    """Where a model looks in the first trial of the last test set in distribution, as text: a table for each attention,
+    """Where a model looks in the first trial of the last test set in distribution, as text. A table for each attention,
     with a row per query and a column per head, names the key with the largest weight, and that weight in percent."""
     trial = test_set(split, hardest(split)[0], 1)[0]
     objects = [f"{data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
@@ -280,10 +287,10 @@ def attention(model, split, device):
     text, hooks = [data.show(data.Trials(*(x[0] for x in trial)))], []
 
     def note(module, *_, name):
-        seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]
+        seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]  # of the grid
         keys = [f"token {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
         for row, weights in enumerate(module.weights.tolist()):  # treetfmr has a row for every operator of a level
-            looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in queries] for queries in zip(*weights)]
+            looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads] for heads in zip(*weights)]
             queries = keys if len(looks) == len(keys) else [f"query {i}" for i in range(len(looks))]
             text.append(table([f"{name}, row {row}", *(f"head {head}" for head in range(len(weights)))],
                               [[query, *look] for query, look in zip(queries, looks)]))
@@ -333,7 +340,8 @@ def split_table(split, runs, markdown=False, per_operator=False):
     for label, results in by_settings(runs).items():
         label += f", {len(results)} seeds" if len(results) > 1 else ""
         rows.append([label, *(percent([r["accuracy"][c] for r in results if c in r["accuracy"]]) for c in columns)])
-        for kind in dict.fromkeys(k for r in results for of in r["kinds"].values() for k in of) if per_operator else ():
+        kinds = dict.fromkeys(kind for r in results for by_kind in r["kinds"].values() for kind in by_kind)
+        for kind in kinds if per_operator else ():
             found = ([r["kinds"][c][kind] for r in results if kind in r["kinds"].get(c, ())] for c in columns)
             rows.append([f"  {kind}", *map(percent, found)])
     return table([f"{split}, accuracy in %", *columns], rows, markdown)
@@ -386,59 +394,33 @@ def plot(splits, path):
         from matplotlib.figure import Figure  # not pyplot, which looks for a display and keeps every figure
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(6 * len(splits), 7), layout="constrained")
-    for (split, runs), (top, bottom) in zip(splits.items(), figure.subplots(2, len(splits), squeeze=False).T):
+    figure = Figure(figsize=(9, 3.3 * len(splits)), layout="constrained")
+    for (split, runs), (left, right) in zip(splits.items(), figure.subplots(len(splits), 2, squeeze=False)):
         columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
         for name, gray in ((list(baselines[columns[-1]])[-1], "0.9"), ("chance", "0.75")):
-            top.fill_between(columns, [baselines[c].get(name, 1) for c in columns], color=gray, label=name)
+            left.fill_between(columns, [baselines[c].get(name, 1) for c in columns], color=gray, label=name)
         for i, (label, results) in enumerate(by_settings(runs).items()):
             style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10], "markersize": 4}
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
-            top.plot(columns, values.mean(0), label=label, **style)
-            top.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
-            for result in results:
-                bottom.plot([row["trials"] / 1000 for row in result["log"]], [row["train"] for row in result["log"]], **style)
-        top.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
-        bottom.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
-        bottom.legend(*top.get_legend_handles_labels(), fontsize="small", loc="lower right")
+            left.plot(columns, values.mean(0), label=label, **style)
+            left.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
+            for log in (result["log"] for result in results):
+                right.plot([row["trials"] / 1000 for row in log], [row["train"] for row in log], **style)
+        left.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
+        left.tick_params(axis="x", labelsize="small")
+        right.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
+        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="lower right")
     try:
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description="Evaluate trained models: one table per split.",
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
-    parser.add_argument("--fresh", action="store_true",
-                        help="evaluate the weights again, of unfinished runs too, instead of printing saved results")
-    parser.add_argument("--n", type=data.between(1, 10 ** 5), default=10_000, help="trials per test set, with --fresh")
-    parser.add_argument("--per-operator", action="store_true",
-                        help="add a line per operator that answers, and per operator of the root's condition")
-    parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
-                        help="print N trials that each model got wrong, of 1,000")
-    parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial in distribution")
-    parser.add_argument("--summary", action="store_true", help="one table of all splits, of models as they come")
-    parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
-    args = parser.parse_args(argv)
-    try:
-        evaluate(args)
-    except (UsageError, OSError) as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 def result_of(folder, config, args, device):
     """A run's saved result, or with --fresh the result of its weights. None where there is none."""
-    if not args.fresh and (folder / "result.json").exists():
-        result = read(folder / "result.json")
-        return result if result["tests"] == tests_of(config["split"]) else None
-    if args.fresh and (folder / "checkpoint.pt").exists():
+    if not args.fresh:
+        return read(folder / "result.json") if finished(config, folder) else None
+    if (folder / "checkpoint.pt").exists():
         model, step, rows = load(folder, config, device)
         if step < config["steps"]:
             config["settings"] += f", step {step:,} of {config['steps']:,}"
@@ -477,6 +459,32 @@ def evaluate(args):
         print(f"\nDrawn: {args.plot}")
     if args.rsa:
         print("\n" + rsa_table(splits, args.markdown))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Evaluate trained models: one table per split.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
+    parser.add_argument("--fresh", action="store_true",
+                        help="evaluate the weights again, of unfinished runs too, instead of printing saved results")
+    parser.add_argument("--n", type=data.between(1, 10 ** 5), default=10_000, help="trials per test set, with --fresh")
+    parser.add_argument("--per-operator", action="store_true",
+                        help="add a line per operator that answers, and per operator of the root's condition")
+    parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
+                        help="print N trials that each model got wrong, of 1,000")
+    parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial")
+    parser.add_argument("--summary", action="store_true", help="one table of all splits, of models as they come")
+    parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
+    args = parser.parse_args(argv)
+    try:
+        evaluate(args)
+    except (UsageError, OSError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (UsageError, alignment, available, code_of, in_distribution, module_of, percent, pick_device, predict,
-                  read, score, split_table, table, tests_of)
+from eval import (UsageError, alignment, available, code_of, finished, in_distribution, module_of, percent, pick_device,
+                  predict, read, score, split_table, table)
 
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3}
@@ -83,38 +83,45 @@ def setting(text, parameters):
         raise UsageError(f"--set knows no {key!r}; the model has {', '.join(parameters)}")
     kind = type(parameters[key].default)
     choices = (True, False) if kind is bool else typing.get_args(parameters[key].annotation)  # those of a Literal
-    for choice in choices:
-        if value == str(choice):
-            return key, choice
-    with contextlib.suppress(ValueError, TypeError):  # TypeError: the default is None
-        if not choices:
-            return key, kind(value)
-    raise UsageError(f"{key} must be {' or '.join(map(str, choices)) or kind.__name__}, not {value!r}")
+    if choices:
+        for choice in choices:
+            if value == str(choice):
+                return key, choice
+        raise UsageError(f"{key} must be {' or '.join(map(str, choices))}, not {value!r}")
+    try:
+        return key, kind(value)
+    except (ValueError, TypeError) as error:  # TypeError: the default is None
+        raise UsageError(f"{key} must be {kind.__name__}, not {value!r}") from error
 
 
 def configurations(args):
     """One resolved configuration per run. UsageError for what cannot be run."""
     device = pick_device(args.device)
-    bfloat16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision = args.precision if args.precision != "auto" else "bfloat16" if bfloat16 else "float32"
+    precision = args.precision
+    if precision == "auto":
+        hardware = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if hardware else "float32"
     models = available() if args.model == ["all"] else args.model
     splits = list(data.SPLITS) if args.split == ["all"] else args.split
-    several = (splits, models, *(v or [None] for v in (args.train_size, args.dim, args.layers, args.heads)), args.seed)
-    for split, model, train_size, dim, layers, heads, seed in itertools.product(*map(dict.fromkeys, several)):
+    options = [values or [None] for values in (args.train_size, args.dim, args.layers, args.heads)]  # None: not given
+    several = [dict.fromkeys(values) for values in (splits, models, *options, args.seed)]  # each value once
+    for split, model, train_size, dim, layers, heads, seed in itertools.product(*several):
         module = module_of(model)
         parameters = inspect.signature(module.Model).parameters
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
-        paper = getattr(module, "PAPER", {}) | {"optimizer": "adamw", "lr": TRAINING["lr"]} if args.paper else {}
+        base = usual
+        if args.paper:
+            base = usual | getattr(module, "PAPER", {}) | {"optimizer": "adamw", "lr": TRAINING["lr"]}
         given = {"dim": dim, "layers": layers, "heads": heads, "train_size": train_size, "steps": args.steps,
                  "batch_size": args.batch_size, "optimizer": args.optimizer, "lr": args.lr}
         given = {key: value for key, value in given.items() if value is not None}
         given |= dict(setting(text, parameters) for text in args.set)
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
-        whole = usual | paper | given
+        whole = base | given
         config = {"split": split, "model": model, "seed": seed, "model_args": {key: whole[key] for key in parameters},
-                  **{key: whole[key] for key in TRAINING}, "eval_every": args.eval_every or -(-whole["steps"] // 5),
-                  "device": device, "precision": precision}
+                  **{key: whole[key] for key in TRAINING}, "device": device,
+                  "eval_every": args.eval_every or math.ceil(whole["steps"] / 5), "precision": precision}
         try:  # ValueError for what cannot be
             with torch.device("meta"):
                 module.Model(**config["model_args"])
@@ -122,8 +129,8 @@ def configurations(args):
             check(split)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        names = ["paper"] if usual | paper != usual else []  # an RNN is the paper's already
-        names += [f"{key}{value}" for key, value in given.items() if value != (usual | paper)[key]]
+        names = ["paper"] if base != usual else []  # an RNN is the paper's already
+        names += [f"{key}{value}" for key, value in given.items() if value != base[key]]
         if args.eval_every:
             names.append(f"evalevery{args.eval_every}")
         yield config | {"settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(names)) or "default",
@@ -310,18 +317,12 @@ def log(config, folder, state, model):
     row = {"step": state["step"], "trials": state["step"] * size, **{k: round(v, 4) for k, v in means.items()},
            "trials/s": round(steps * size / seconds), "seconds": round(state["seconds"], 1)}
     state["rows"].append(row)
-    state |= {"loss": 0.0, "right": 0.0}
-    lines = [row.keys(), *(row.values() for row in state["rows"])]
+    state.update(loss=0.0, right=0.0)
+    lines = [row.keys(), *(r.values() for r in state["rows"])]
     write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
 
 
 # ---- all of them ------------------------------------------------------------------------------------------------
-
-def finished(config, folder):
-    """Whether a run has a result for the test sets that its split has now."""
-    path = folder / "result.json"
-    return path.exists() and read(path)["tests"] == tests_of(config["split"])
-
 
 def train(runs):
     """Trains all runs (config, folder). Runs that another process trains are left to it. At the end, this process waits

@@ -6,8 +6,8 @@
                            |           |           |         |
                      0 -> gates ----> gates ----> gates ... gates -> LayerNorm -> readout -> 138 logits
 
-Every place of the grid has weights of its own, so what is learned about one cell says nothing about the others. With
-one token (depth 1) the recurrent weights only meet the state 0, untrained: an MLP with one, gated, hidden layer.
+Every place of the grid has weights of its own, so what is learned about one cell says nothing about the others. At
+depth 1 the recurrent weights only meet the state 0 and are not trained: the model is an MLP with one gated hidden layer.
 
 Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller; 2) the input has no bias:
 its rows hold it; 3) there is no EOS.
@@ -21,8 +21,8 @@ TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
 
 
 class Rows(nn.Module):
-    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell is the feature 0
-    twice and adds its rows like any other one. Features left out at the end are zeros and add none."""
+    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell has the feature 0
+    twice, and its rows are added like any others. Features left out at the end add nothing."""
 
     def __init__(self, sizes, dim):
         super().__init__()

@@ -14,9 +14,9 @@
     Look scores every token of the stimulus, and a softmax of these scores averages their values. Think and Conclude
     are an MLP on the average.
 
-Kobayashi et al. 2024 (arXiv 2407.12275): where a bottleneck separates finding out the task from solving it, a network
-can come to generalize compositionally. There the task is inferred from examples of it. gCOG states the task, so here z
-is only read off the instruction.
+Kobayashi et al. 2024 (arXiv 2407.12275): a network can learn to generalize compositionally if a bottleneck separates
+inferring the task from solving it. There the task is inferred from examples of it. gCOG states the task, so here z is
+only read off the instruction.
 
 Differs from the paper: all of it.
 """
@@ -51,8 +51,8 @@ class Embedding(nn.Module):
 
 
 class Instruction(nn.Module):
-    """The instruction and its EOS as vectors. With tokens="operator" they are one token per operator; with "selector"
-    they are one per selector: all first ones, then all second ones, and no key for a second selector that is absent."""
+    """The instruction and its EOS as vectors. With tokens="operator" there is one token per operator. With "selector"
+    there is one per selector, all first ones, then all second ones. An absent second selector gets no attention."""
 
     def __init__(self, dim, position, tokens):
         super().__init__()
@@ -70,7 +70,7 @@ class Instruction(nn.Module):
             return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
         first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
         x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
-        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # no score for what is absent
+        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # absent: no attention
 
 
 class Stimulus(nn.Module):
@@ -140,7 +140,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stream through a stack of blocks. With `read`, only that token leaves the last one."""
+    """Encodes a stream by a stack of blocks. With `read`, the last block returns that token alone."""
 
     def __init__(self, stream, dim, layers, heads, read=None):
         super().__init__()
@@ -163,7 +163,7 @@ class Hypernetwork(nn.Module):
         self.shape, self.weights = (inputs + 1, outputs), Linear(code, (inputs + 1) * outputs)
 
     def forward(self, z, x):  # (B, code), (B, N, inputs) -> (B, N, outputs)
-        # Of order 1, and scaled here, not at the start: a step of the optimizer then changes all weights alike.
+        # Parameters are of order 1, and scaled here: a step of the optimizer then changes all weights alike.
         weights = self.weights(z).unflatten(1, self.shape) / math.sqrt(x.shape[2])
         return x @ weights[:, 1:] + weights[:, :1]
 
@@ -180,7 +180,7 @@ class Model(nn.Module):
         self.look, self.value = Hypernetwork(code, dim, heads), Linear(dim, dim)
         self.think, self.conclude = Hypernetwork(code, dim, dim), Hypernetwork(code, dim, dim)
         for layer in (self.think, self.conclude):
-            nn.init.normal_(layer.weights.bias)  # the base: what all instructions share, and z only changes
+            nn.init.normal_(layer.weights.bias)  # the base, which all instructions share and z modifies
         self.norm, self.readout = nn.LayerNorm(dim), Linear(dim, 138)
 
     def infer(self, instruction):  # (B, T, 5) -> z (B, code)

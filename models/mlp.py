@@ -12,7 +12,7 @@ Not in the paper. Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that sca
 compositional generalization, and that a task's constituents can then be decoded linearly from the hidden units. So
 scale --dim, --layers and --steps (or --train-size).
 
-Differs from the paper: 1) it has no MLP; --paper changes the optimizer alone.
+Differs from the paper: 1) it has no MLP. --paper changes nothing here.
 """
 import torch
 from torch import nn
@@ -23,8 +23,8 @@ LONGEST = 46  # instruction tokens at depth 9
 
 
 class Rows(nn.Module):
-    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell is the feature 0
-    twice and adds its rows like any other one. Features left out at the end are zeros and add none."""
+    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell has the feature 0
+    twice, and its rows are added like any others. Features left out at the end add nothing."""
 
     def __init__(self, sizes, dim):
         super().__init__()

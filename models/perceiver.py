@@ -48,8 +48,8 @@ class Embedding(nn.Module):
 
 
 class Instruction(nn.Module):
-    """The instruction and its EOS as vectors. With tokens="operator" they are one token per operator; with "selector"
-    they are one per selector: all first ones, then all second ones, and no key for a second selector that is absent."""
+    """The instruction and its EOS as vectors. With tokens="operator" there is one token per operator. With "selector"
+    there is one per selector, all first ones, then all second ones. An absent second selector gets no attention."""
 
     def __init__(self, dim, position, tokens):
         super().__init__()
@@ -67,7 +67,7 @@ class Instruction(nn.Module):
             return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
         first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
         x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
-        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # no score for what is absent
+        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # absent: no attention
 
 
 class Stimulus(nn.Module):
@@ -137,7 +137,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stream through a stack of blocks. With `read`, only that token leaves the last one."""
+    """Encodes a stream by a stack of blocks. With `read`, the last block returns that token alone."""
 
     def __init__(self, stream, dim, layers, heads, read=None):
         super().__init__()

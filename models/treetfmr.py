@@ -6,9 +6,9 @@
       |
     readout -> 138 logits -> answer ->  left or right of the operator above
 
-An operator is an instruction of depth 1 of its own, which may also read what its two branches answered. A branch is
-handed up as its answer: the softmax of its 138 logits, embedded. So the value of an inner operator is the same kind of
-thing as that of a leaf, and nothing here knows of depth.
+Each operator is read like an instruction of depth 1 that also looks at its two branches. A branch is handed up as its
+answer: the softmax of its 138 logits, embedded. So the answer of an inner operator looks like that of a leaf, and the
+model never needs to know the depth.
 
 The model is told which operators are whose branches, and to work from the leaves up. Everything else is learned.
 
@@ -45,8 +45,8 @@ class Embedding(nn.Module):
 
 
 class Instruction(nn.Module):
-    """The instruction and its EOS as vectors. With tokens="operator" they are one token per operator; with "selector"
-    they are one per selector: all first ones, then all second ones, and no key for a second selector that is absent."""
+    """The instruction and its EOS as vectors. With tokens="operator" there is one token per operator. With "selector"
+    there is one per selector, all first ones, then all second ones. An absent second selector gets no attention."""
 
     def __init__(self, dim, position, tokens):
         super().__init__()
@@ -64,7 +64,7 @@ class Instruction(nn.Module):
             return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
         first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
         x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
-        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # no score for what is absent
+        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # absent: no attention
 
 
 class Stimulus(nn.Module):

@@ -1,7 +1,7 @@
-"""Can the trials be trusted? Rules of the specification, statistics, leakage, streams.
+"""Can the trials be trusted? Rules, statistics, leakage, streams.
 
 `python tests/test_data.py` records the fingerprints of the test sets anew, after a change that is meant to move them.
-tests/test_oracle.py checks what checks here.
+tests/test_oracle.py checks the oracle that is used here.
 """
 import functools
 import hashlib
@@ -46,7 +46,7 @@ def solve_all(x, distractors):
 
 
 def distractors_of(split, subset, depth):
-    """As the specification says, or, where it says nothing, as the set itself does."""
+    """As SPECIFIED here, or, for a student's set, as the set itself says."""
     exact = subset.removeprefix("distractors")
     specified = (int(exact), int(exact)) if exact != subset else (1, 5)
     return specified if (split, subset, depth) in SPECIFIED else data.SPLITS[split][subset].distractors
@@ -69,7 +69,7 @@ def rows(batch):
     return [row.tobytes() for row in whole.to(torch.uint8).numpy()]
 
 
-# ---- all that a set may ask, as the specification has it ------------------------------------------------------------
+# ---- all that a set may ask, written out again ----------------------------------------------------------------------
 
 LOW, HIGH, ALL = range(1, 6), range(6, 11), range(1, 11)
 A, B = (EXIST, SUM_EVEN, PRODUCT_EVEN, GET_SHAPE), (SUM_ODD, PRODUCT_ODD, GET_LOCATION, GET_COLOR)

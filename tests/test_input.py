@@ -1,4 +1,4 @@
-"""What is asked wrongly, from the command line and from Python: one clear line, exit code 2, and nothing is left."""
+"""Wrong flags and arguments get one clear line and, on the command line, exit code 2. Nothing is left behind."""
 import pytest
 import torch
 

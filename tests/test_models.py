@@ -312,7 +312,7 @@ def test_treetfmr_can_have_a_block_for_inner_operators():
 
 
 def test_classes_of_the_same_name_are_copies():
-    """Point 2 of the style: what stands in two of our files stands there letter by letter."""
+    """What stands in two of our files stands there letter by letter."""
     sources = {}
     for name in SHIPPED:
         module = evaluation.module_of(name)

@@ -165,9 +165,9 @@ def test_tables_are_printed_from_recorded_runs(recorded, monkeypatch, capsys, pr
     assert table in capsys.readouterr().out
 
 
-def test_the_picture_is_drawn_by_its_command(recorded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("paths, picture", re.findall(r"<!-- drawn by python eval.py (.*) --plot (.*) -->", TEXT))
+def test_pictures_are_drawn_by_their_commands(recorded, tmp_path, monkeypatch, paths, picture):
     pytest.importorskip("matplotlib")
-    paths, picture = re.search(r"<!-- drawn by python eval.py (.*) --plot (.*) -->", README).groups()
     monkeypatch.chdir(recorded)
     evaluation.main([*paths.split(), "--plot", str(tmp_path / "picture.png")])
     assert (tmp_path / "picture.png").exists() and (ROOT / picture).exists()

@@ -1,4 +1,4 @@
-"""No boolean answer can be guessed from cues that need no look at which object is where.
+"""No boolean answer can be guessed from cues that ignore which object is where.
 
 A logistic regression reads the operators of the tree, the number of objects, and how many there are of each letter,
 of each color and in each of the four classes of cells (row % 2, column % 2). It is fitted on one half of the trials
@@ -94,7 +94,7 @@ def test_trivial_cues_stay_at_chance_and_give_a_broken_generator_away(split, sub
 @pytest.mark.slow
 @pytest.mark.parametrize("subset", ["depth3", "depth5"])
 def test_trivial_cues_tell_little_of_the_first_condition(subset):
-    """A distractor cannot be the decoy of two operators, so of the root's truth they tell a little. This bounds it."""
+    """With few distractors the root has no decoy, so cues tell a little of its truth. This bounds it."""
     instruction, stimulus, _ = trials("productive", subset, 100_000, seed=1)
     # The answering path's second operator is the left one (a token earlier than its sibling) where the root is True.
     truth = torch.cat([path(*part)[:, 1] for part in zip(instruction.split(1000), stimulus.split(1000))]) == 2

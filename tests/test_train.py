@@ -2,6 +2,7 @@
 import contextlib
 import errno
 import functools
+import inspect
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -120,10 +122,10 @@ def test_paper_changes_what_the_paper_names(monkeypatch):
 
 
 def test_set_is_typed_by_the_default():
-    def student(share=0.5, depth=2, gate=True, kind="plain", width=None, read: train.typing.Literal[1, "x"] = 1):
+    def student(share=0.5, depth=2, gate=True, kind="plain", width=None, read: typing.Literal[1, "x"] = 1):
         pass
 
-    parameters = train.inspect.signature(student).parameters
+    parameters = inspect.signature(student).parameters
     for text, value in ("share=1", 1.0), ("depth=-3", -3), ("gate=False", False), ("kind=a=b", "a=b"), ("read=1", 1):
         assert repr(train.setting(text, parameters)) == repr((text.split("=")[0], value))
     for text, says in ("gate=0", "gate must be True or False, not '0'"), ("width=3", "width must be NoneType"):
