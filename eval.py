@@ -348,20 +348,22 @@ def split_table(split, runs, markdown=False, per_operator=False):
 
 
 def summary_table(splits, markdown):
-    """One row per model with its own settings: the last test set in distribution and the last one out of it, for each
-    split."""
-    baselines, rows, columns = {}, {}, []  # name -> column -> values, twice
+    """One row per model with its own settings, one column per split: the accuracy on the last test set in distribution,
+    an arrow, and the accuracy on the last one out of it with its spread over seeds."""
+    columns, baselines, models = [], {}, {}  # name -> split -> both accuracies, of each seed
     for split, runs in splits.items():
-        usual = [(config, result) for config, result in runs if config["settings"] == "default"]
-        columns += [(split, test) for test in hardest(split) if usual]
-        for config, result in usual:
-            for test in hardest(split):
-                rows.setdefault(config["model"], {}).setdefault((split, test), []).append(result["accuracy"][test])
-                for name, value in result["baselines"][test].items():
-                    baselines.setdefault(name, {})[split, test] = [value]
-    return table(["accuracy in %", *(f"{split} {test}" for split, test in columns)],
-                 [[name, *(percent(values.get(column, [])) for column in columns)]
-                  for name, values in (*baselines.items(), *sorted(rows.items()))], markdown)
+        near, far = hardest(split)
+        usual = [(config["model"], result) for config, result in runs if config["settings"] == "default"]
+        columns += [split] if usual else []
+        for model, result in usual:
+            models.setdefault(model, {}).setdefault(split, []).append([result["accuracy"][x] for x in (near, far)])
+            for name in result["baselines"][far]:
+                baselines.setdefault(name, {})[split] = [[result["baselines"][x].get(name, 1) for x in (near, far)]]
+    rows = []
+    for name, found in (*baselines.items(), *sorted(models.items())):
+        pairs = [list(zip(*found.get(split, []))) for split in columns]
+        rows.append([name, *(f"{percent([statistics.mean(x[0])])} → {percent(x[1])}" if x else "" for x in pairs)])
+    return table(["accuracy in %", *(f"{split}: {' → '.join(hardest(split))}" for split in columns)], rows, markdown)
 
 
 def rsa_table(splits, markdown):
@@ -407,9 +409,10 @@ def plot(splits, path):
             for log in (result["log"] for result in results):
                 right.plot([row["trials"] / 1000 for row in log], [row["train"] for row in log], **style)
         left.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
-        left.tick_params(axis="x", labelsize="small")
+        left.tick_params(axis="x", labelsize="x-small")
         right.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
-        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="lower right")
+        drawn = left.get_legend_handles_labels()
+        right.legend(*drawn, fontsize="x-small", loc="lower right", ncols=1 if len(drawn[0]) < 8 else 2)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@
                      0 -> gates ----> gates ----> gates ... gates -> LayerNorm -> readout -> 138 logits
 
 Every place of the grid has weights of its own, so what is learned about one cell says nothing about the others. At
-depth 1 the recurrent weights only meet the state 0 and are not trained: the model is an MLP with one gated hidden layer.
+depth 1 the recurrent weights only meet the state 0 and are not trained: it is an MLP with one gated hidden layer.
 
 Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller; 2) the input has no bias:
 its rows hold it; 3) there is no EOS.

@@ -205,12 +205,12 @@ def test_summary_has_a_row_for_each_model_as_it_comes(runs, tmp_path, output):
     for path in tmp_path.rglob("sstfmr/**/config.json"):
         path.write_text(json.dumps(content(path) | {"settings": "default"}))
     lines = [line.split("|")[1:-1] for line in output(tmp_path, "--summary", "--markdown").strip().splitlines()]
-    assert [name.strip() for name in lines[0]] == ["accuracy in %", "distractor iid", "distractor distractors40",
-                                                   "systematic1 iid", "systematic1 ood"]
+    assert [name.strip() for name in lines[0]] == ["accuracy in %", "distractor: iid → distractors40", "systematic1: iid → ood"]
     assert [line[0].strip() for line in lines[2:]] == ["chance", "no binding", "sstfmr"]
-    assert "±" in lines[4][4] and "±" not in lines[4][2]  # two seeds, one seed
+    assert "±" in lines[4][2] and "±" not in lines[4][1]  # two seeds, one seed
     saved, = (content(path)["accuracy"] for path in tmp_path.rglob("distractor/**/result.json"))
-    assert float(lines[4][2]) == pytest.approx(100 * saved["distractors40"], abs=0.051)
+    near, far = map(float, lines[4][1].split("→"))
+    assert (near, far) == pytest.approx((100 * saved["iid"], 100 * saved["distractors40"]), abs=0.051)
 
 
 def test_rows_come_in_the_order_of_the_paths(runs, output):
