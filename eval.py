@@ -350,7 +350,11 @@ def split_table(split, runs, markdown=False, per_operator=False):
 def summary_table(splits, markdown):
     """One row per model with its own settings, one column per split: the accuracy on the last test set in distribution,
     an arrow, and the accuracy on the last one out of it with its spread over seeds."""
-    columns, baselines, models = [], {}, {}  # name -> split -> both accuracies, of each seed
+    def cell(pairs):
+        near, far = zip(*pairs)
+        return f"{percent([statistics.mean(near)])} → {percent(far)}"
+
+    columns, baselines, models = [], {}, {}  # name -> split -> pairs of accuracies, one per seed
     for split, runs in splits.items():
         near, far = hardest(split)
         usual = [(config["model"], result) for config, result in runs if config["settings"] == "default"]
@@ -359,10 +363,8 @@ def summary_table(splits, markdown):
             models.setdefault(model, {}).setdefault(split, []).append([result["accuracy"][x] for x in (near, far)])
             for name in result["baselines"][far]:
                 baselines.setdefault(name, {})[split] = [[result["baselines"][x].get(name, 1) for x in (near, far)]]
-    rows = []
-    for name, found in (*baselines.items(), *sorted(models.items())):
-        pairs = [list(zip(*found.get(split, []))) for split in columns]
-        rows.append([name, *(f"{percent([statistics.mean(x[0])])} → {percent(x[1])}" if x else "" for x in pairs)])
+    rows = [[name, *(cell(found[split]) if split in found else "" for split in columns)]
+            for name, found in (*baselines.items(), *sorted(models.items()))]
     return table(["accuracy in %", *(f"{split}: {' → '.join(hardest(split))}" for split in columns)], rows, markdown)
 
 
