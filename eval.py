@@ -24,8 +24,7 @@ import torch
 from torch.nn import functional as F
 
 RSA_TRIALS = 500  # per test set
-KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision", "device",
-                        "commit"},
+KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision", "device"},
         "result.json": {"accuracy", "interval", "baselines", "kinds", "alignment", "tests", "log"}}
 
 
@@ -358,7 +357,8 @@ def summary_table(splits, markdown):
     for split, runs in splits.items():
         near, far = hardest(split)
         usual = [(config["model"], result) for config, result in runs if config["settings"] == "default"]
-        columns += [split] if usual else []
+        if usual:
+            columns.append(split)
         for model, result in usual:
             models.setdefault(model, {}).setdefault(split, []).append([result["accuracy"][x] for x in (near, far)])
             for name in result["baselines"][far]:
@@ -455,7 +455,7 @@ def evaluate(args):
     for split, runs in splits.items():
         if not args.summary:
             print("\n" + split_table(split, runs, args.markdown, args.per_operator))
-        for key in ("commit", "device", "precision"):
+        for key in ("device", "precision"):
             values = sorted({str(config[key]) for config, _ in runs})
             if len(values) > 1:
                 print(f"These rows differ in {key}: {', '.join(values)}.")

@@ -23,7 +23,7 @@ def fake(split, model, accuracies, settings="default", learned=1.0, layers=3, li
     tests = list(data.SPLITS[split])[1:]
     near = evaluation.in_distribution(split)[-1]
     config = {"split": split, "model": model, "settings": settings, "model_args": {"layers": layers}, "steps": 1, "code": "",
-              "precision": "", "device": "", "commit": ""}
+              "precision": "", "device": ""}
     return [(config | {"seed": seed},
              {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "interval": {}, "kinds": {}, "tests": {}, "log": [],
               "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests},

@@ -221,8 +221,8 @@ def test_rows_come_in_the_order_of_the_paths(runs, output):
 
 def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, output):
     shutil.copytree(finished, tmp_path / "other")
-    (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"commit": "abc"}))
-    assert "These rows differ in commit: " in (text := output(tmp_path)) and "2 seeds" in text and "abc" in text
+    (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"device": "abc"}))
+    assert "These rows differ in device: abc, cpu." in (text := output(tmp_path)) and "2 seeds" in text
 
 
 def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, output, capsys):
