@@ -35,6 +35,7 @@ from eval import (UsageError, alignment, available, code_of, finished, in_distri
 
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3}
+PAPER = {"optimizer": "adamw", "lr": 3e-4}  # at the paper's width, 1e-3 makes sstfmr answer every trial alike
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
 LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
@@ -67,7 +68,7 @@ def parse(argv):
     group.add_argument("--optimizer", choices=["muon", "adamw"],
                        help="muon (for the matrices of linear layers, adamw for the rest) or adamw: muon")
     group.add_argument("--lr", type=data.between(1e-30, 1e30),
-                       help=f"peak rate of AdamW: {TRAINING['lr']}. Muon's is {MUON_RATIO} times as high")
+                       help=f"peak rate of AdamW: {TRAINING['lr']}, or {PAPER['lr']} with --paper. Muon's is {MUON_RATIO} times as high")
     group.add_argument("--eval-every", type=data.between(1, 10 ** 9), help="steps between evaluations: a fifth of all")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
@@ -109,9 +110,9 @@ def configurations(args):
         module = module_of(model)
         parameters = inspect.signature(module.Model).parameters
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
-        base = usual
-        if args.paper:
-            base = usual | getattr(module, "PAPER", {}) | {"optimizer": "adamw", "lr": TRAINING["lr"]}
+        base = usual | (getattr(module, "PAPER", {}) if args.paper else {})
+        if base != usual:  # an RNN is the paper's already
+            base |= PAPER
         given = {"dim": dim, "layers": layers, "heads": heads, "train_size": train_size, "steps": args.steps,
                  "batch_size": args.batch_size, "optimizer": args.optimizer, "lr": args.lr}
         given = {key: value for key, value in given.items() if value is not None}
@@ -129,7 +130,7 @@ def configurations(args):
             check(split)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        names = ["paper"] if base != usual else []  # an RNN is the paper's already
+        names = ["paper"] if base != usual else []
         names += [f"{key}{value}" for key, value in given.items() if value != base[key]]
         if args.eval_every:
             names.append(f"evalevery{args.eval_every}")

@@ -115,7 +115,7 @@ def test_paper_changes_what_the_paper_names(monkeypatch):
     monkeypatch.setattr(module, "TRAINING", {"lr": 0.25}, raising=False)
     config, = configurations("--paper")
     assert config["model_args"] == config["model_args"] | module.PAPER and config["settings"] == "paper"
-    assert [config[key] for key in ("optimizer", "lr", "steps", "batch_size")] == ["adamw", 1e-3, 4000, 128]
+    assert [config[key] for key in ("optimizer", "lr", "steps", "batch_size")] == ["adamw", 3e-4, 4000, 128]
     config, = configurations("--paper", "--layers", "4")
     assert config["model_args"] == {**module.PAPER, "layers": 4} and config["settings"] == "paper-layers4"
     assert configurations("--model", "rnn", "--paper") == configurations("--model", "rnn")  # it is the paper's already
