@@ -68,7 +68,7 @@ def parse(argv):
     group.add_argument("--optimizer", choices=["muon", "adamw"],
                        help="muon (for the matrices of linear layers, adamw for the rest) or adamw: muon")
     group.add_argument("--lr", type=data.between(1e-30, 1e30),
-                       help=f"peak rate of AdamW: {TRAINING['lr']}, with --paper {PAPER['lr']}. Muon's is {MUON_RATIO} times")
+                       help=f"peak rate of AdamW, a third of Muon's: {TRAINING['lr']}, with --paper {PAPER['lr']}")
     group.add_argument("--eval-every", type=data.between(1, 10 ** 9), help="steps between evaluations: a fifth of all")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
