@@ -188,13 +188,13 @@ def prepare(config, folder):
 
 
 @contextlib.contextmanager
-def hold(folder, wait):
+def hold(folder):
     """Locks a run's folder while the block runs. The lock ends with this process at the latest, however it ends. Yields
-    whether the folder is locked. Without `wait` that is False where another process has the lock."""
+    False where another process has the lock, else True."""
     with open(folder / "lock", "ab") as file:
         try:
             import fcntl  # not on Windows
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
@@ -326,20 +326,14 @@ def log(config, folder, state, model):
 # ---- all of them ------------------------------------------------------------------------------------------------
 
 def train(runs):
-    """Trains all runs (config, folder). Runs that another process trains are left to it. At the end, this process waits
-    for them, and trains those that were given up."""
-    for wait in (False, True):
-        for config, folder in runs:
-            if finished(config, folder):
-                continue
-            if wait:
-                print(f"waiting for the process that trains {folder}")
-            with hold(folder, wait) as held:
-                if not held:
-                    print(f"{folder} is being trained by another process: left to it")
-                elif not finished(config, folder):
-                    fit(config, folder)
-                    print(f"\n{folder}\n{result_table(config['split'], read(folder / 'result.json'))}\n")
+    """Trains the runs (config, folder) that are not finished. One that another process is training is left to it."""
+    for config, folder in runs:
+        with hold(folder) as held:
+            if not held:
+                print(f"{folder} is being trained by another process: left to it")
+            elif not finished(config, folder):
+                fit(config, folder)
+                print(f"\n{folder}\n{result_table(config['split'], read(folder / 'result.json'))}\n")
 
 
 def result_table(split, result):
@@ -366,9 +360,10 @@ def main(argv=None):
         if first["device"] == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
         train(runs)
+        done = [(config, read(folder / "result.json")) for config, folder in runs if finished(config, folder)]
         if len(runs) > 1 or not new:
-            for split in dict.fromkeys(config["split"] for config, _ in runs):
-                print(split_table(split, [(c, read(f / "result.json")) for c, f in runs if c["split"] == split]) + "\n")
+            for split in dict.fromkeys(config["split"] for config, _ in done):
+                print(split_table(split, [run for run in done if run[0]["split"] == split]) + "\n")
     except (UsageError, OSError) as error:
         parser.error(str(error))
     except (RuntimeError, MemoryError) as error:

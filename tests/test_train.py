@@ -325,37 +325,28 @@ def child(arguments, said, changes):
     train.main(arguments)
 
 
-def wait_for(process, condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.is_alive() and time.monotonic() < end, process.said()
+def stuck_in_fit(began):
+    """Takes for ever to train, and says when it begins."""
+    def fit(config, folder):
+        began.touch()
+        time.sleep(1000)
+
+    train.fit = fit
+
+
+def test_two_processes_share_the_runs_and_a_killed_one_keeps_none(tmp_path, capsys):
+    flags, began = ("--steps", "1", "--seed", "0", "1"), tmp_path / "began"
+    stuck = start(tmp_path, *flags, changes=[functools.partial(stuck_in_fit, began)])
+    while not began.exists():
+        assert stuck.is_alive(), stuck.said()
         time.sleep(0.01)
-
-
-def slow_fit(fitted, seconds, fit=train.fit):
-    """Notes every run that this process trains, and takes its time for it."""
-    def noted(config, folder):
-        with open(fitted, "a") as file:
-            file.write(f"{config['seed']}\n")
-        time.sleep(seconds)
-        fit(config, folder)
-
-    train.fit = noted
-
-
-def test_two_processes_share_the_runs_and_what_a_killed_one_held(tmp_path):
-    flags, fitted = ("--steps", "1", "--seed", "0", "1"), tmp_path / "fitted"
-    stuck = start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 1000)])
-    wait_for(stuck, fitted.exists)
-    others = [start(tmp_path, *flags, changes=[functools.partial(slow_fit, fitted, 0.2)]) for _ in range(2)]
-    for other in others:
-        wait_for(other, lambda: "waiting for the process that trains" in other.said())
-        assert "seed0 is being trained by another process: left to it" in other.said()
+    folders = run(tmp_path, *flags)
+    assert f"{folders[0]} is being trained by another process: left to it" in capsys.readouterr().out
+    assert [(folder / "result.json").exists() for folder in folders] == [False, True]
     stuck.kill()
-    for other in others:
-        other.join(120)
-        assert other.exitcode == 0 and "2 seeds" in other.said()
-    assert sorted(fitted.read_text().split()) == ["0", "0", "1"]  # the first by the one that was killed
+    stuck.join()
+    run(tmp_path, *flags)
+    assert "to do: 1" in (out := capsys.readouterr().out) and "2 seeds" in out and "left to it" not in out
 
 
 def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
