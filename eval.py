@@ -11,6 +11,7 @@ together. Condition-blind knows what every leaf of the tree would answer, but no
 """
 import argparse
 import ast
+import collections
 import functools
 import hashlib
 import importlib
@@ -38,11 +39,9 @@ class UsageError(ValueError):
 def test_set(split, subset, n):
     """Trials, the kinds that each belongs to (name -> bool (n,)), and the accuracy of the baselines on each (n,)."""
     made = data.trials(split, subset, n)
-    answers, asked = [], []  # in parts: all at once would take gigabytes
-    for part in zip(made.instruction.split(1000), made.stimulus.split(1000)):
-        answers.append(data.evaluate_nodes(*part)[0])
-        asked.append(part[0][torch.arange(len(part[0])), data.descend(answers[-1])[:, -1]])
-    answers, asked = torch.cat(answers), torch.cat(asked)  # (n, T), (n, 5): the operator that answers
+    parts = zip(made.instruction.split(1000), made.stimulus.split(1000))  # all at once would take gigabytes
+    answers = torch.cat([data.evaluate_nodes(*part)[0] for part in parts])  # (n, T)
+    asked = made.instruction[torch.arange(n), data.descend(answers)[:, -1]]  # (n, 5): the operator that answers
     baselines = {"chance": torch.full((n,), chance(data.SPLITS[split][subset])), "no binding": no_binding(made, asked)}
     kinds = kinds_of(asked, "")
     if made.instruction.shape[1] > 1:
@@ -53,24 +52,21 @@ def test_set(split, subset, n):
 
 def kinds_of(token, prefix):
     """Which trials have each operator, with one object or with two, as their token (n, 5)."""
-    kinds = {}
-    for op in range(data.EXIST, data.IF_ELSE):
-        for second, name in ((False, ""), (True, ", two objects")):
-            kinds[f"{prefix}{data.OPERATORS[op]}{name}"] = (token[:, 0] == op) & ((token[:, 3] > 0) == second)
+    kinds = {f"{prefix}{data.OPERATORS[op]}{name}": (token[:, 0] == op) & ((token[:, 3] > 0) == second)
+             for op in range(data.EXIST, data.IF_ELSE) for second, name in ((False, ""), (True, ", two objects"))}
     return {name: chosen for name, chosen in kinds.items() if chosen.any()}
 
 
 def chance(subset):
     """Accuracy of the best constant answer to each operator, by its probability in a Subset."""
-    share = {}  # (operator, answer) -> probability
+    share = collections.defaultdict(collections.Counter)  # operator -> answer -> probability
     for pool in subset.pools:
         answers = {data.GET_LOCATION: range(100), data.GET_COLOR: pool.colors, data.GET_SHAPE: pool.shapes}
         for op in pool.leaves:
             possible = answers.get(op, ("True", "False"))
             for answer in possible:
-                p = 1 / (len(subset.pools) * len(pool.leaves) * len(possible))
-                share[op, answer] = share.get((op, answer), 0) + p
-    return sum(max(p for (of, _), p in share.items() if of == op) for op in {op for op, _ in share})
+                share[op][answer] += 1 / (len(subset.pools) * len(pool.leaves) * len(possible))
+    return sum(max(of_answers.values()) for of_answers in share.values())
 
 
 def no_binding(trials, token):
@@ -89,8 +85,7 @@ def no_binding(trials, token):
 
 
 def condition_blind(trials, answers):
-    """Expected accuracy (n,) of a reader who takes the answer that most leaves would give; `answers` (n, T) of all
-    tokens."""
+    """Expected accuracy (n,) of a reader who answers as most leaves would; `answers` (n, T) are those of all tokens."""
     leaves = answers[:, -((answers.shape[1] + 2) // 3):]  # the last level
     votes = (leaves[:, :, None] == leaves[:, None]).sum(2)  # for the answer of each leaf
     best = votes == votes.amax(1, keepdim=True)
@@ -100,9 +95,9 @@ def condition_blind(trials, answers):
 
 def in_distribution(split):
     """The test sets drawn like the training trials, depth by depth."""
-    (_, train), *tests = data.SPLITS[split].items()
-    return [name for name, subset in tests
-            if subset._replace(depths=train.depths) == train and {*subset.depths} <= {*train.depths}]
+    train = data.SPLITS[split]["train"]
+    return [name for name, subset in data.SPLITS[split].items() if name != "train"
+            and subset._replace(depths=train.depths) == train and {*subset.depths} <= {*train.depths}]
 
 
 # ---- runs and models --------------------------------------------------------------------------------------------
@@ -149,12 +144,11 @@ def is_current(config):
 
 def pick_device(name):
     """The device of that name, or for auto CUDA where it is there, else the CPU. UsageError where it is not there."""
-    there = {"cuda": torch.cuda.is_available(), "cpu": True, "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(d for d in there if there[d])
-    if not there[name]:
-        raise UsageError(f"there is no device {name!r} here; there is {', '.join(d for d in there if there[d])}")
-    return name
+    usable = {"cuda": torch.cuda.is_available(), "cpu": True, "mps": torch.backends.mps.is_available()}
+    there = [device for device in usable if usable[device]]
+    if name not in ("auto", *there):
+        raise UsageError(f"there is no device {name!r} here; there is {', '.join(there)}")
+    return there[0] if name == "auto" else name
 
 
 def read(path):
@@ -174,10 +168,10 @@ def find(paths):
     found = []
     for folder in dict.fromkeys(file.parent.resolve() for path in paths for file in sorted(path.rglob("config.json"))):
         config = read(folder / "config.json")
-        if not is_current(config):
-            print(f"left out, since its model or data.py has changed: {folder}", file=sys.stderr)
-        else:
+        if is_current(config):
             found.append((folder, config))
+        else:
+            print(f"left out, since its model or data.py has changed: {folder}", file=sys.stderr)
     if not found:
         raise UsageError(f"no run in {', '.join(map(str, paths))}: train one with train.py")
     return found
@@ -210,12 +204,6 @@ def in_parts(function, trials, device, precision="float32"):
                           zip(trials.instruction.split(100), trials.stimulus.split(100))])
 
 
-def predict(model, split, n, device, precision):
-    """The model's answers to the first n trials of each test set of a split: subset -> (n,) on the CPU."""
-    return {subset: in_parts(model, test_set(split, subset, n)[0], device, precision).argmax(1)
-            for subset in list(data.SPLITS[split])[1:]}
-
-
 def wilson(p, n):
     """The 95 % Wilson score interval of a share p of n trials."""
     z = 1.96
@@ -223,14 +211,14 @@ def wilson(p, n):
     return [(center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)]
 
 
-def score(split, predictions):
-    """By test set: accuracy (0 to 1), its 95 % interval, the baselines, and the accuracy for each kind of trial."""
+def score(model, split, n, device, precision):
+    """On n trials of each test set: accuracy (0 to 1), its 95 % interval, the baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "interval": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
-    for subset, predicted in predictions.items():
-        made, kinds, baselines = test_set(split, subset, len(predicted))
-        right = (predicted == made.answer).float()
+    for subset in result["tests"]:
+        made, kinds, baselines = test_set(split, subset, n)
+        right = (in_parts(model, made, device, precision).argmax(1) == made.answer).float()
         result["accuracy"][subset] = right.mean().item()
-        result["interval"][subset] = wilson(right.mean().item(), len(right))
+        result["interval"][subset] = wilson(right.mean().item(), n)
         result["baselines"][subset] = {name: value.mean().item() for name, value in baselines.items()}
         result["kinds"][subset] = {name: right[chosen].mean().item() for name, chosen in kinds.items()}
     return result
@@ -269,10 +257,10 @@ def alignment(model, split, device):
     result, (first, second) = {}, torch.triu_indices(RSA_TRIALS, RSA_TRIALS, 1)
     for where, subset in zip(("in", "out"), hardest(split)):
         trials = test_set(split, subset, RSA_TRIALS)[0]
-        states, stimuli, instructions = (torch.corrcoef(x)[first, second].round(decimals=5) for x in (  # ties stay ties
-            in_parts(model.features, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction)))
-        same = (trials.answer[first] == trials.answer[second]).float()
-        for name, other in (("stimulus", stimuli), ("instruction", instructions), ("answer", same)):
+        vectors = (in_parts(model.features, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction),
+                   F.one_hot(trials.answer, data.CLASSES).float())
+        states, *others = (torch.corrcoef(x)[first, second].round(decimals=5) for x in vectors)  # ties stay ties
+        for name, other in zip(("stimulus", "instruction", "answer"), others):
             result[f"{where}: {name}"] = spearman(states, other)
     return result
 
@@ -283,7 +271,7 @@ def attention(model, split, device):
     trial = test_set(split, hardest(split)[0], 1)[0]
     objects = [f"{data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
                for shape, color in trial.stimulus[0].tolist() if shape]
-    text, hooks = [data.show(data.Trials(*(x[0] for x in trial)))], []
+    text = [data.show(data.Trials(*(x[0] for x in trial)))]
 
     def note(module, *_, name):
         seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]  # of the grid
@@ -296,18 +284,16 @@ def attention(model, split, device):
 
     for name, module in model.named_modules():
         if type(module).__name__ == "Attention":
-            hooks.append(module.register_forward_hook(functools.partial(note, name=name)))
+            module.register_forward_hook(functools.partial(note, name=name))
     in_parts(model, trial, device)
-    for hook in hooks:
-        hook.remove()
     return "\n\n".join(text)
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------
 
 def percent(values):
-    """A mean in percent, with its standard deviation where there are several values; nothing where there are none."""
-    values = [100 * v for v in values]
+    """A mean in percent, with its standard deviation where there are several values. None is no value: "" for none."""
+    values = [100 * v for v in values if v is not None]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
@@ -332,17 +318,14 @@ def by_settings(runs):
 
 def split_table(split, runs, markdown=False, per_operator=False):
     """One row per model and settings, mean and spread over seeds; runs are (config, result) pairs of one split."""
-    columns = list(dict.fromkeys(column for _, result in runs for column in result["accuracy"]))
-    baselines = {c: result["baselines"][c] for _, result in runs for c in result["accuracy"]}
-    rows = [[name, *(percent([baselines[c][name]] if name in baselines[c] else []) for c in columns)]
-            for name in dict.fromkeys(name for c in columns for name in baselines[c])]
+    columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]  # the same for all runs of a split
+    rows = [[name, *(percent([baselines[c].get(name)]) for c in columns)] for name in max(baselines.values(), key=len)]
     for label, results in by_settings(runs).items():
         label += f", {len(results)} seeds" if len(results) > 1 else ""
-        rows.append([label, *(percent([r["accuracy"][c] for r in results if c in r["accuracy"]]) for c in columns)])
+        rows.append([label, *(percent(r["accuracy"][c] for r in results) for c in columns)])
         kinds = dict.fromkeys(kind for r in results for by_kind in r["kinds"].values() for kind in by_kind)
         for kind in kinds if per_operator else ():
-            found = ([r["kinds"][c][kind] for r in results if kind in r["kinds"].get(c, ())] for c in columns)
-            rows.append([f"  {kind}", *map(percent, found)])
+            rows.append([f"  {kind}", *(percent(r["kinds"][c].get(kind) for r in results) for c in columns)])
     return table([f"{split}, accuracy in %", *columns], rows, markdown)
 
 
@@ -353,16 +336,16 @@ def summary_table(splits, markdown):
         near, far = zip(*pairs)
         return f"{percent([statistics.mean(near)])} → {percent(far)}"
 
-    columns, baselines, models = [], {}, {}  # name -> split -> pairs of accuracies, one per seed
+    baselines, models = {}, {}  # name -> split -> pairs of accuracies, one per seed
     for split, runs in splits.items():
         near, far = hardest(split)
-        usual = [(config["model"], result) for config, result in runs if config["settings"] == "default"]
-        if usual:
-            columns.append(split)
-        for model, result in usual:
-            models.setdefault(model, {}).setdefault(split, []).append([result["accuracy"][x] for x in (near, far)])
-            for name in result["baselines"][far]:
-                baselines.setdefault(name, {})[split] = [[result["baselines"][x].get(name, 1) for x in (near, far)]]
+        for config, result in runs:
+            if config["settings"] == "default":
+                pair = result["accuracy"][near], result["accuracy"][far]
+                models.setdefault(config["model"], {}).setdefault(split, []).append(pair)
+                for name, value in result["baselines"][far].items():
+                    baselines.setdefault(name, {})[split] = [(result["baselines"][near].get(name, 1), value)]
+    columns = list(baselines.get("chance", ()))  # the splits that have such runs
     rows = [[name, *(cell(found[split]) if split in found else "" for split in columns)]
             for name, found in (*baselines.items(), *sorted(models.items()))]
     return table(["accuracy in %", *(f"{split}: {' → '.join(hardest(split))}" for split in columns)], rows, markdown)
@@ -408,8 +391,8 @@ def plot(splits, path):
             values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
             left.plot(columns, values.mean(0), label=label, **style)
             left.fill_between(columns, values.amin(0), values.amax(0), color=style["color"], alpha=0.2)
-            for log in (result["log"] for result in results):
-                right.plot([row["trials"] / 1000 for row in log], [row["train"] for row in log], **style)
+            for r in results:
+                right.plot([row["trials"] / 1000 for row in r["log"]], [row["train"] for row in r["log"]], **style)
         left.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
         left.tick_params(axis="x", labelsize="x-small")
         right.set(xlabel="training trials, thousands", ylabel="accuracy in training", ylim=(0, 1.02))
@@ -429,7 +412,7 @@ def result_of(folder, config, args, device):
         model, step, rows = load(folder, config, device)
         if step < config["steps"]:
             config["settings"] += f", step {step:,} of {config['steps']:,}"
-        result = score(config["split"], predict(model, config["split"], args.n, device, config["precision"]))
+        result = score(model, config["split"], args.n, device, config["precision"])
         return result | {"alignment": alignment(model, config["split"], device), "log": rows}
 
 

@@ -8,7 +8,6 @@ The same command goes on where it was interrupted, and started twice it shares t
 checkpoint.pt (to go on from, at most a minute old), result.json (accuracies, at the end) and lock (empty).
 """
 import argparse
-import contextlib
 import functools
 import inspect
 import io
@@ -31,10 +30,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from eval import (UsageError, alignment, available, code_of, finished, in_distribution, module_of, percent, pick_device,
-                  predict, read, score, split_table, table)
+                  read, score, split_table, table)
 
 # One budget for all models; a model file may set its own TRAINING beside it.
-TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3}
+TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3, "eval_every": None}
+OPTIONS = ("dim", "layers", "heads", "train_size", "steps", "batch_size", "optimizer", "lr", "eval_every")  # flags
 PAPER = {"optimizer": "adamw", "lr": 3e-4}  # at the paper's width, 1e-3 makes sstfmr answer every trial alike
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
@@ -46,6 +46,7 @@ LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    count = data.between(1, 10 ** 9)
     group = parser.add_argument_group("what to run; several values make several runs")
     group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
     group.add_argument("--split", nargs="+", default=["productive"], help=f"all, or any of {', '.join(data.SPLITS)}")
@@ -60,16 +61,16 @@ def parse(argv):
                        help="any other argument of the model's constructor, for example read=eos")
     group.add_argument("--paper", action="store_true", help="the paper's sizes, positions, tokens and optimizer")
     group = parser.add_argument_group("training; a default of None means the model file's own, or else the value named")
-    group.add_argument("--steps", type=data.between(1, 10 ** 9), help=f"batches to train on: {TRAINING['steps']:,}")
-    group.add_argument("--batch-size", type=data.between(1, 10 ** 6),
+    group.add_argument("--steps", nargs="+", type=count, help=f"batches to train on: {TRAINING['steps']:,}")
+    group.add_argument("--batch-size", nargs="+", type=data.between(1, 10 ** 6),
                        help=f"trials per batch: {TRAINING['batch_size']}")
-    group.add_argument("--train-size", nargs="+", type=data.between(1, 10 ** 9),
+    group.add_argument("--train-size", nargs="+", type=count,
                        help="train on this many trials, again and again; None: all new")
-    group.add_argument("--optimizer", choices=["muon", "adamw"],
+    group.add_argument("--optimizer", nargs="+", choices=["muon", "adamw"],
                        help="muon (for the matrices of linear layers, adamw for the rest) or adamw: muon")
-    group.add_argument("--lr", type=data.between(1e-30, 1e30),
+    group.add_argument("--lr", nargs="+", type=data.between(1e-30, 1e30),
                        help=f"peak rate of AdamW, a third of Muon's: {TRAINING['lr']}, with --paper {PAPER['lr']}")
-    group.add_argument("--eval-every", type=data.between(1, 10 ** 9), help="steps between evaluations: a fifth of all")
+    group.add_argument("--eval-every", nargs="+", type=count, help="steps between evaluations: a fifth of all")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
     group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
@@ -84,45 +85,37 @@ def setting(text, parameters):
         raise UsageError(f"--set knows no {key!r}; the model has {', '.join(parameters)}")
     kind = type(parameters[key].default)
     choices = (True, False) if kind is bool else typing.get_args(parameters[key].annotation)  # those of a Literal
-    if choices:
-        for choice in choices:
-            if value == str(choice):
-                return key, choice
-        raise UsageError(f"{key} must be {' or '.join(map(str, choices))}, not {value!r}")
+    choices = {str(choice): choice for choice in choices}
     try:
-        return key, kind(value)
-    except (ValueError, TypeError) as error:  # TypeError: the default is None
-        raise UsageError(f"{key} must be {kind.__name__}, not {value!r}") from error
+        return key, choices[value] if choices else kind(value)
+    except (KeyError, ValueError, TypeError) as error:  # TypeError: the default is None
+        raise UsageError(f"{key} must be {' or '.join(choices) or kind.__name__}, not {value!r}") from error
 
 
 def configurations(args):
     """One resolved configuration per run. UsageError for what cannot be run."""
     device = pick_device(args.device)
-    precision = args.precision
-    if precision == "auto":
-        hardware = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bfloat16" if hardware else "float32"
+    native = "bfloat16" if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    precision = native if args.precision == "auto" else args.precision
     models = available() if args.model == ["all"] else args.model
-    splits = list(data.SPLITS) if args.split == ["all"] else args.split
-    options = [values or [None] for values in (args.train_size, args.dim, args.layers, args.heads)]  # None: not given
-    several = [dict.fromkeys(values) for values in (splits, models, *options, args.seed)]  # each value once
-    for split, model, train_size, dim, layers, heads, seed in itertools.product(*several):
+    splits = data.SPLITS if args.split == ["all"] else args.split
+    options = (vars(args)[key] or [None] for key in OPTIONS)  # None: not given
+    several = map(dict.fromkeys, (splits, models, *options, args.seed))  # each value once
+    for split, model, *values, seed in itertools.product(*several):
         module = module_of(model)
         parameters = inspect.signature(module.Model).parameters
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
-        base = usual | (getattr(module, "PAPER", {}) if args.paper else {})
+        base, names = usual | (getattr(module, "PAPER", {}) if args.paper else {}), []
         if base != usual:  # an RNN is the paper's already
-            base |= PAPER
-        given = {"dim": dim, "layers": layers, "heads": heads, "train_size": train_size, "steps": args.steps,
-                 "batch_size": args.batch_size, "optimizer": args.optimizer, "lr": args.lr}
-        given = {key: value for key, value in given.items() if value is not None}
+            base, names = base | PAPER, ["paper"]
+        given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
         given |= dict(setting(text, parameters) for text in args.set)
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole = base | given
+        whole["eval_every"] = whole["eval_every"] or math.ceil(whole["steps"] / 5)
         config = {"split": split, "model": model, "seed": seed, "model_args": {key: whole[key] for key in parameters},
-                  **{key: whole[key] for key in TRAINING}, "device": device,
-                  "eval_every": args.eval_every or math.ceil(whole["steps"] / 5), "precision": precision}
+                  **{key: whole[key] for key in TRAINING}, "device": device, "precision": precision}
         try:  # ValueError for what cannot be
             with torch.device("meta"):
                 module.Model(**config["model_args"])
@@ -130,10 +123,7 @@ def configurations(args):
             check(split)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        names = ["paper"] if base != usual else []
         names += [f"{key}{value}" for key, value in given.items() if value != base[key]]
-        if args.eval_every:
-            names.append(f"evalevery{args.eval_every}")
         yield config | {"settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(names)) or "default",
                         "code": code_of(model, split)}
 
@@ -163,8 +153,7 @@ def environment():
 # ---- the files of a run -----------------------------------------------------------------------------------------
 
 def write(path, content):
-    """Replaces a file in one step, so that it is never half written. OSError where that fails, for instance on a full
-    disk. The old file is still there then."""
+    """Replaces a file in one step. OSError where that fails, as on a full disk: the old file is still there."""
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         temporary.write_bytes(content)
@@ -187,20 +176,16 @@ def prepare(config, folder):
         raise UsageError(f"{folder} holds another run{hint} ({'; '.join(other)}): remove it or choose another --out")
 
 
-@contextlib.contextmanager
-def hold(folder):
-    """Locks a run's folder while the block runs. The lock ends with this process at the latest, however it ends. Yields
-    False where another process has the lock, else True."""
-    with open(folder / "lock", "ab") as file:
-        try:
-            import fcntl  # not on Windows
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except (ImportError, OSError):  # nor on all file systems: do not start a command twice there
-            pass
-        yield True
+def lock(file):
+    """Locks an open file until it is closed, or this process ends. False where another process has the lock."""
+    try:
+        import fcntl  # not on Windows
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # nor on all file systems: do not start a command twice there
+        pass
+    return True
 
 
 def save(folder, state, model, optimizers):
@@ -249,8 +234,7 @@ def rate(step, steps):
 
 
 def fit(config, folder):
-    """Trains one run from where it stands to its end, and writes its result. UsageError where the loss is not
-    finite."""
+    """Trains one run from where it stands to its end, and writes its result."""
     torch.manual_seed(config["seed"])
     split, device, steps, size = (config[key] for key in ("split", "device", "steps", "batch_size"))
     model = module_of(config["model"]).Model(**config["model_args"]).to(device)
@@ -286,7 +270,7 @@ def fit(config, folder):
                 save(folder, state, model, optimizers)
                 saved = time.perf_counter()
             clock = time.perf_counter()
-    result = score(split, predict(model.eval(), split, TEST_TRIALS, device, config["precision"]))
+    result = score(model.eval(), split, TEST_TRIALS, device, config["precision"])
     result |= {"alignment": alignment(model, split, device), "parameters": sum(p.numel() for p in model.parameters()),
                "trials": steps * size, "seconds": state["seconds"], "log": state["rows"]}
     write(folder / "result.json", json.dumps(result, indent=1).encode())
@@ -310,13 +294,13 @@ def count(state, recent, size, bar):
 def log(config, folder, state, model):
     """Adds a row to log.csv: training since the row before (mean loss, accuracy, trials/s), accuracy on test sets."""
     split, size = config["split"], config["batch_size"]
-    tested = score(split, predict(model.eval(), split, LOG_TRIALS, config["device"], config["precision"]))["accuracy"]
+    tested = score(model.eval(), split, LOG_TRIALS, config["device"], config["precision"])["accuracy"]
     model.train()
     before = state["rows"][-1] if state["rows"] else {"step": 0, "seconds": 0}
     steps, seconds = state["step"] - before["step"], state["seconds"] - before["seconds"]
     means = {"loss": state["loss"] / steps, "train": state["right"] / (steps * size), **tested}
     row = {"step": state["step"], "trials": state["step"] * size, **{k: round(v, 4) for k, v in means.items()},
-           "trials/s": round(steps * size / seconds), "seconds": round(state["seconds"], 1)}
+           "trials/s": round(steps * size / seconds), "seconds": round(state["seconds"], 3)}
     state["rows"].append(row)
     state.update(loss=0.0, right=0.0)
     lines = [row.keys(), *(r.values() for r in state["rows"])]
@@ -328,8 +312,8 @@ def log(config, folder, state, model):
 def train(runs):
     """Trains the runs (config, folder) that are not finished. One that another process is training is left to it."""
     for config, folder in runs:
-        with hold(folder) as held:
-            if not held:
+        with open(folder / "lock", "ab") as file:
+            if not lock(file):
                 print(f"{folder} is being trained by another process: left to it")
             elif not finished(config, folder):
                 fit(config, folder)
@@ -339,9 +323,9 @@ def train(runs):
 def result_table(split, result):
     """One row per test set: accuracy with its 95 % interval, the baselines, the difference to in distribution."""
     reference = in_distribution(split)[-1]
-    baselines = list(dict.fromkeys(name for values in result["baselines"].values() for name in values))
-    rows = [[name, f"{100 * p:.1f}", "{:.1f} to {:.1f}".format(*(100 * x for x in result["interval"][name])),
-             *(percent([result["baselines"][name][b]] if b in result["baselines"][name] else []) for b in baselines),
+    baselines = max(result["baselines"].values(), key=len)  # condition-blind is not at depth 1
+    rows = [[name, percent([p]), " to ".join(percent([x]) for x in result["interval"][name]),
+             *(percent([result["baselines"][name].get(b)]) for b in baselines),
              "" if name == reference else f"{100 * (p - result['accuracy'][reference]):+.1f}"]
             for name, p in result["accuracy"].items()]
     return table([split, "accuracy %", "95 % interval", *baselines, f"against {reference}"], rows)
@@ -367,7 +351,7 @@ def main(argv=None):
     except (UsageError, OSError) as error:
         parser.error(str(error))
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and "tried to allocate" not in str(error).lower():
+        if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
             raise
         parser.error("there is not enough memory: try a smaller --batch-size or --dim")
     except KeyboardInterrupt:

@@ -127,8 +127,7 @@ def test_alignment_says_what_hidden_states_are_organized_like(monkeypatch, state
 
 def test_scores_of_known_answers():
     for answer, right in (see_answer, lambda made: made.answer >= 0), (say_true, lambda made: made.answer == data.TRUE):
-        predicted = evaluation.predict(Known(None, answer), "systematic1", 500, "cpu", "float32")
-        result = evaluation.score("systematic1", predicted)
+        result = evaluation.score(Known(None, answer), "systematic1", 500, "cpu", "float32")
         for subset in TESTS:
             expected = right(made := data.trials("systematic1", subset, 500)).float()
             exist = made.instruction[:, 0, 0] == data.EXIST

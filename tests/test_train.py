@@ -134,7 +134,7 @@ def test_set_is_typed_by_the_default():
 
 
 def test_several_values_make_several_runs():
-    configs = configurations(*"--split all --model sstfmr rnn --dim 16 32 16 --train-size 600 700 --seed 0 1".split())
+    configs = configurations(*"--split all --model sstfmr rnn --dim 16 32 16 --lr 0.1 0.2 --seed 0 1".split())
     assert len(configs) == len({(c["split"], c["model"], c["settings"], c["seed"]) for c in configs})
     assert len({json.dumps(c | {"settings": ""}) for c in configs}) == len(configs) == 16 * len(data.SPLITS)
     assert [c["model"] for c in configurations("--model", "all")] == evaluation.available()
