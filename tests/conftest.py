@@ -16,8 +16,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes long, runs with --slow only")
 
 
-def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="needs --slow"))
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("needs --slow")

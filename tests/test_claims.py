@@ -44,8 +44,6 @@ DEEP, SHALLOW = {"settings": "layers4", "layers": 4}, {"settings": "layers1", "l
     ("1", {"distractor": CROSS + fake("distractor", "rnn", [0.5])}, "cannot be judged (rnn on distractor)"),  # one seed
     ("1", {"distractor": fake("distractor", "crossattn", [0.9, 0.91], learned=0.94) + fake("distractor", "rnn", [0.5, 0.51])},
      "cannot be judged (crossattn learned distractor to 94 %)"),
-    ("2", {"systematic1": fake("systematic1", "crossattn", [0.9, 0.91]) + fake("systematic1", "gru", [0.5, 0.51])},
-     "holds (1 of 1)"),
     ("3", {"distractor": fake("distractor", "sstfmr", [0.9, 0.91], **DEEP) + fake("distractor", "sstfmr", [0.5, 0.51], **SHALLOW),
            "productive": fake("productive", "sstfmr", [0.3, 0.31], **DEEP) + fake("productive", "sstfmr", [0.3, 0.31], **SHALLOW)},
      "holds (4 of 4)"),
@@ -53,7 +51,6 @@ DEEP, SHALLOW = {"settings": "layers4", "layers": 4}, {"settings": "layers1", "l
            + fake("distractor", "sstfmr", [0.91], settings="layers4-heads8", layers=4)}, "cannot be judged"),  # other heads
     ("4", {"productive": fake("productive", "gru", [0.3, 0.31])}, "holds (6 of 6)"),
     ("4", {"productive": fake("productive", "gru", [0.4, 0.401])}, "holds in part (3 of 6)"),  # above chance alone
-    ("4", {"productive": fake("productive", "gru", [0.3, 0.31], learned=0.9)}, "cannot be judged"),
 ])
 def test_verdicts_follow_the_rule(claim, splits, expected):
     text = next(text for text in claims.CLAIMS if text.startswith(claim))

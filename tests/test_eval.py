@@ -71,12 +71,6 @@ def test_kinds_by_hand():
     assert sum(chosen.sum() for chosen in kinds.values()) == 200  # one operator that answers, and one condition
 
 
-def test_what_is_in_distribution():
-    for split in "distractor", "systematic1", "systematic3":
-        assert evaluation.in_distribution(split) == ["iid"]
-    assert evaluation.in_distribution("productive") == ["depth1", "depth3"]
-
-
 # ---- models whose answers are known -----------------------------------------------------------------------------
 
 class Attention(torch.nn.Module):
@@ -167,64 +161,35 @@ def runs(tmp_path_factory):
     return out
 
 
-@pytest.fixture
-def output(capsys):
-    def output(*arguments):
-        capsys.readouterr()
-        evaluation.main([*map(str, arguments), "--device", "cpu"])
-        return capsys.readouterr().out
-    return output
+def output(capsys, *arguments):
+    capsys.readouterr()
+    evaluation.main([*map(str, arguments), "--device", "cpu"])
+    return capsys.readouterr().out
 
 
-def test_saved_and_fresh_results_agree_with_training(runs, tmp_path, output):
-    table = output(runs, "--per-operator", "--rsa")
-    assert output(runs, "--per-operator", "--rsa", "--fresh", "--n", "50") == table
-    assert output(runs, "--fresh", "--n", "40") not in table  # other trials, other numbers
+def test_saved_and_fresh_results_agree_with_training(runs, capsys):
+    table = output(capsys, runs, "--per-operator", "--rsa")
+    assert output(capsys, runs, "--per-operator", "--rsa", "--fresh", "--n", "50") == table
+    assert output(capsys, runs, "--fresh", "--n", "40") not in table  # other trials, other numbers
     saved = content(next(runs.rglob("treetfmr/**/result.json")))
-    line, = (line for line in output(runs / "systematic1" / "treetfmr").splitlines() if "treetfmr" in line)
+    line, = (line for line in output(capsys, runs / "systematic1" / "treetfmr").splitlines() if "treetfmr" in line)
     assert line.split()[-len(TESTS):] == [f"{100 * p:.1f}" for p in saved["accuracy"].values()]
-    no_weights = shutil.ignore_patterns("checkpoint.pt", "log.csv")  # saved results need them not
-    shutil.copytree(runs, tmp_path / "runs", ignore=no_weights)
-    assert output(tmp_path / "runs", "--per-operator", "--rsa") == table
-    assert output(runs, runs / "systematic1", "--per-operator", "--rsa") == table  # named twice, counted once
+    assert output(capsys, runs, runs / "systematic1", "--per-operator", "--rsa") == table  # named twice, counted once
 
 
-def test_flags_add_what_they_name(runs, output):
-    plain = output(runs)
-    assert all(word in plain for word in ("2 seeds", "±", "chance", "no binding"))
-    assert not any(word in plain for word in ("Exist", "head 0", "Answer", "rank correlation", "|", "differ in"))
-    assert "  SumEven " in output(runs, "--per-operator") and "rank correlation" in output(runs, "--rsa")
-    assert output(runs, "--markdown").lstrip().startswith("| distractor, accuracy in %")
-    assert output(runs, "--show", "2").count("The model says:") == 2 * 4
-    assert ", row 0 " in output(runs / "systematic1" / "treetfmr", "--attention")
+def test_flags_add_what_they_name(runs, capsys):  # more of this: the tables in the pages
+    assert not any(word in output(capsys, runs) for word in ("Exist", "head 0", "Answer", "rank correlation", "|", "differ in"))
+    assert output(capsys, runs, "--show", "2").count("The model says:") == 2 * 4
+    assert ", row 0 " in output(capsys, runs / "systematic1" / "treetfmr", "--attention")
 
 
-def test_summary_has_a_row_for_each_model_as_it_comes(runs, tmp_path, output):
-    shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
-    for path in tmp_path.rglob("sstfmr/**/config.json"):
-        path.write_text(json.dumps(content(path) | {"settings": "default"}))
-    lines = [line.split("|")[1:-1] for line in output(tmp_path, "--summary", "--markdown").strip().splitlines()]
-    assert [name.strip() for name in lines[0]] == ["accuracy in %", "distractor: iid → distractors40", "systematic1: iid → ood"]
-    assert [line[0].strip() for line in lines[2:]] == ["chance", "no binding", "sstfmr"]
-    assert "±" in lines[4][2] and "±" not in lines[4][1]  # two seeds, one seed
-    saved, = (content(path)["accuracy"] for path in tmp_path.rglob("distractor/**/result.json"))
-    near, far = map(float, lines[4][1].split("→"))
-    assert (near, far) == pytest.approx((100 * saved["iid"], 100 * saved["distractors40"]), abs=0.051)
-
-
-def test_rows_come_in_the_order_of_the_paths(runs, output):
-    models = [runs / "systematic1" / model for model in ("treetfmr", "sstfmr")]
-    orders = [[line.split()[0] for line in output(*paths).splitlines() if "tfmr" in line] for paths in (models, models[::-1])]
-    assert orders == [["treetfmr", "sstfmr"], ["sstfmr", "treetfmr"]]
-
-
-def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, output):
+def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, capsys):
     shutil.copytree(finished, tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"device": "abc"}))
-    assert "These rows differ in device: abc, cpu." in (text := output(tmp_path)) and "2 seeds" in text
+    assert "These rows differ in device: abc, cpu." in (text := output(capsys, tmp_path)) and "2 seeds" in text
 
 
-def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, output, capsys):
+def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, capsys):
     (finished / "result.json").unlink()
     state = torch.load(finished / "checkpoint.pt", weights_only=True)
     torch.save(state | {"step": 4}, finished / "checkpoint.pt")
@@ -232,7 +197,7 @@ def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, 
     captured = capsys.readouterr()
     assert captured.err.startswith("left out, since it is unfinished") and captured.err.endswith(f": {finished}\n")
     assert "sstfmr" in captured.out and "seeds" not in captured.out
-    assert "evalevery2, step 4 of 6)" in output(tmp_path, "--fresh", "--n", "20")
+    assert "evalevery2, step 4 of 6)" in output(capsys, tmp_path, "--fresh", "--n", "20")
 
 
 @pytest.mark.parametrize("key, value", [("model", "gone"), ("model", "../../x"), ("split", "gone"), ("code", "0" * 12)])
@@ -256,22 +221,12 @@ def test_evaluation_says_what_is_wrong_with_a_folder(finished, tmp_path, capsys,
     assert says in refusal(capsys, evaluation, [tmp_path, *flags])
 
 
-def test_plot(runs, tmp_path, capsys, monkeypatch, output):
+def test_plot(runs, tmp_path, capsys, monkeypatch):
     flags = [runs, "--plot", tmp_path / "a.png"]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
         assert "--plot needs matplotlib: pip install matplotlib" in refusal(capsys, evaluation, flags)
     pytest.importorskip("matplotlib")
-    assert f"Drawn: {tmp_path / 'a.png'}" in output(*flags)
+    assert f"Drawn: {tmp_path / 'a.png'}" in output(capsys, *flags)
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert "cannot write" in refusal(capsys, evaluation, [runs, "--plot", tmp_path / "nowhere" / "a.png"])
-
-
-def test_ctrl_c_ends_the_program(monkeypatch):
-    def interrupted(paths):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(evaluation, "find", interrupted)
-    with pytest.raises(SystemExit) as stop:
-        evaluation.main([])
-    assert stop.value.code == 130

@@ -23,13 +23,9 @@ HAND_WORKED = [  # operator, shape, color, shape 2, color 2; {(row, column): (sh
 ]
 SUM, PRODUCT = (SUM_EVEN, SUM_ODD), (PRODUCT_EVEN, PRODUCT_ODD)
 NUMBERS = [  # the sum or product of rows and columns: where it is even, Even answers 0 (True) and Odd answers 1
-    (SUM, (1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, 8),
     (SUM, (1, 1, 0, 0), {(3, 4): (1, 1), (3, 5): (1, 2)}, 7),
     (SUM, (1, 1, 2, 2), {(3, 4): (1, 1), (0, 1): (2, 2), (5, 6): (3, 3)}, 8),
-    (SUM, (1, 1, 2, 2), {(3, 4): (1, 1), (2, 2): (2, 2), (5, 5): (3, 3)}, 11),
-    (PRODUCT, (1, 1, 0, 0), {(0, 7): (1, 1), (3, 5): (1, 2)}, 0),
     (PRODUCT, (1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, 15),
-    (PRODUCT, (1, 1, 2, 2), {(1, 3): (1, 1), (4, 7): (2, 2), (9, 9): (3, 3)}, 84),
     (PRODUCT, (1, 1, 2, 2), {(3, 5): (1, 1), (7, 9): (2, 2), (9, 8): (3, 3)}, 945),
 ]
 # if the red a adds up to an odd number, the color of b, otherwise whether blue c and pink d multiply to an even one
@@ -81,31 +77,6 @@ def test_the_oracle_refuses_on_the_broken_rule_alone(rule, tokens, objects):
     instruction = torch.tensor([[tokens.get(i, token) for i, token in enumerate(TREE3)]])
     _, obeys = solve(instruction, grid({**GRID3, **objects}), distractors=(1, 1))
     assert [r for r, holds in zip(RULES, obeys[0].tolist()) if not holds] == [rule]
-
-
-def contradict(op, instruction, stimulus):
-    """Depth-1 trials of one operator, changed so that another answer is right."""
-    instruction, stimulus = instruction.clone(), stimulus.clone()
-    if op >= SUM_EVEN:
-        instruction[:, :, 0] = {5: 6, 6: 5, 7: 8, 8: 7}[op]  # even for odd, odd for even
-    elif op == EXIST:  # remove the object, or put it in the first cell
-        found = (stimulus == instruction[:, :, 1:3]).all(2)
-        stimulus[found] = 0
-        stimulus[:, 0] = torch.where(found.any(1, True), stimulus[:, 0], instruction[:, 0, 1:3])
-    elif op == GET_LOCATION:
-        stimulus = stimulus.roll(1, 1)  # all objects one cell on
-    else:
-        feature = stimulus[:, :, int(op == GET_COLOR)]
-        feature.copy_(torch.where(feature > 0, feature % 10 + 1, 0))
-    return instruction, stimulus
-
-
-@pytest.mark.parametrize("op", range(EXIST, IF_ELSE), ids=data.OPERATORS[EXIST:IF_ELSE])
-def test_the_oracle_notices_a_generator_that_gets_an_operator_wrong(op):
-    x = sample("distractor", "iid", 1)
-    chosen = x.instruction[:, 0, 0] == op
-    answer, _ = solve(*contradict(op, x.instruction[chosen], x.stimulus[chosen]))
-    assert (answer != x.answer[chosen]).all()
 
 
 def reference(instruction, stimulus):

@@ -21,50 +21,42 @@ ROOT = Path(__file__).parents[1]
 PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "models/README.md", "tests/README.md", "tests/RESULTS.md")}
 README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
 TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)  # each with the command that printed it
+PICTURES = re.findall(r"^<!-- drawn by python (\S+) (.* --plot (\S+)) -->$", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
-COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
-COMMANDS += [" ".join(command.split()) for command in re.findall(r"`python ([^`]+)`", TEXT.replace(SECTION, ""))]
+COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
+            if line.startswith("python ") and not line.startswith("python -m pytest")]  # that is this very run
+COMMANDS += [" ".join(command.split()) for command in re.findall(r"`python (?!-m pytest)([^`]+)`", TEXT.replace(SECTION, ""))]
 SMALLER = {"train.py": ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"], "eval.py": ["--n", "20"],
            "tests/mutants.py": ["--only", "gru"]}
-
-
-def run(command):
-    """Runs one of the README's commands in this process, smaller."""
-    program, *arguments = shlex.split(command)
-    if program == "-m":
-        assert arguments[0] == "pytest"  # this very run
-        return
-    programs = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
-                "tests/claims.py": claims, "tests/mutants.py": mutants}
-    assert not programs[program].main(arguments + SMALLER.get(program, [])), command  # no mutant lives
-
-
-def smaller(monkeypatch):
-    for module, name, value in ((train, "LOG_TRIALS", 20), (train, "TEST_TRIALS", 20), (data, "CHUNK", 200),
-                                (bench, "REPEATS", 1), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20)):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(train, "available", lambda: ["rnn", "treetfmr"])  # what `--model all` stands for
+PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench, "tests/claims.py": claims,
+            "tests/mutants.py": mutants}
 
 
 def test_commands_run(tmp_path, monkeypatch, capsys):
+    """In this process, and smaller."""
     monkeypatch.chdir(tmp_path)
-    smaller(monkeypatch)
+    for module, name, value in ((train, "LOG_TRIALS", 20), (train, "TEST_TRIALS", 20), (data, "CHUNK", 200),
+                                (bench, "REPEATS", 1), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
+                                (train, "available", lambda: ["rnn", "treetfmr"])):  # what `--model all` stands for
+        monkeypatch.setattr(module, name, value)
     assert len(COMMANDS) > 10
     for command in COMMANDS:
+        program, *arguments = shlex.split(command)
         if "--plot" not in command or importlib.util.find_spec("matplotlib"):  # tests/test_eval.py sees what it says then
-            run(command)
-            assert capsys.readouterr().out.strip() or command.startswith("-m"), command
+            assert not PROGRAMS[program].main(arguments + SMALLER.get(program, [])), command  # no mutant lives
+            assert capsys.readouterr().out.strip(), command
 
 
 def edits(text):
     return re.findall(r"In `(\S+)`, `([^`]+)` becomes `([^`]+)`", text)
 
 
-def test_edits_of_the_exercises_have_one_place():
+def test_edits_of_exercises_and_mutants_have_one_place():
     assert len(EXERCISES) > 5 and len([text for text in EXERCISES if edits(text)]) > 3
-    for file, old, new in (edit for text in EXERCISES for edit in edits(text)):
+    changes = [(file, *change) for (file, _), found in mutants.MUTANTS.items() for change in found]
+    for file, old, new in [*changes, *edits(" ".join(EXERCISES))]:
         assert (ROOT / file).read_text().count(old) == 1 and old != new
 
 
@@ -112,25 +104,6 @@ def test_exercises_can_be_done(tmp_path, text):
             "test_absent_second_selectors_are_not_seen"}
 
 
-LSTM = '''
-import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self, dim=64):
-        super().__init__()
-        self.tables = torch.nn.ModuleList(torch.nn.Embedding(27, dim) for _ in range(7))
-        self.cells, self.lstm = torch.nn.Linear(100 * dim, dim), torch.nn.LSTM(dim, 4 * dim, batch_first=True)
-        self.norm, self.readout = torch.nn.LayerNorm(4 * dim), torch.nn.Linear(4 * dim, 138)
-
-    def features(self, instruction, stimulus):
-        tokens = sum(table(column) for table, column in zip(self.tables, instruction.unbind(2)))
-        cells = sum(table(column) for table, column in zip(self.tables[5:], stimulus.unbind(2)))
-        return self.norm(self.lstm(tokens + self.cells(cells.flatten(1))[:, None])[0][:, -1])
-
-    def forward(self, instruction, stimulus):
-        return self.readout(self.features(instruction, stimulus))
-'''
 EASY = """SPLITS = {
     "easy": {"train": Subset(), "iid": Subset(), "more": Subset(distractors=(9, 9))},
     "odd": {"train": Subset(depths=(3,), distractors=(2, 4)), "test": Subset(depths=(3,), distractors=(2, 4)),
@@ -139,10 +112,11 @@ EASY = """SPLITS = {
 
 @pytest.mark.slow
 def test_what_a_student_adds_turns_nothing_red(tmp_path):
-    """Two splits, a test set and a model."""
+    """Two splits, a test set and a model: a changed copy, as in exercise 5."""
     more = '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'
     copy(tmp_path, [("data.py", '"iid": Subset(),', more), ("data.py", "SPLITS = {", EASY)])
-    (tmp_path / "models" / "lstm.py").write_text(LSTM)
+    model = (ROOT / "models" / "gru.py").read_text()
+    (tmp_path / "models" / "lstm.py").write_text(model.replace("0.01 *", "0.02 *").replace("self.stimulus", "self.grid"))
     assert red(tmp_path) == set()
 
 
@@ -151,26 +125,21 @@ def recorded(tmp_path_factory):
     """The run folders behind the tables, unpacked as the README says."""
     folder = tmp_path_factory.mktemp("results")
     shutil.unpack_archive(ROOT / "tests" / "recorded.tar.gz", folder)
+    (folder / ".github").mkdir()  # for the pictures
     return folder
 
 
-@pytest.mark.parametrize("program, arguments, table", TABLES, ids=range(len(TABLES)))
-def test_tables_are_printed_from_recorded_runs(recorded, monkeypatch, capsys, program, arguments, table):
+@pytest.mark.parametrize("program, arguments, table", TABLES + PICTURES, ids=range(len(TABLES + PICTURES)))
+def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, capsys, program, arguments, table):
     """Whatever the code has become since: the next test says whether it is that of the runs."""
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
     monkeypatch.chdir(recorded)
     monkeypatch.setattr(evaluation, "is_current", lambda config: True)
     monkeypatch.setattr(evaluation, "tests_of", lambda split: evaluation.read(
         next(Path("recorded").rglob(f"{split}/**/result.json")))["tests"])
-    {"eval.py": evaluation, "tests/claims.py": claims}[program].main(arguments.split())
+    PROGRAMS[program].main(arguments.split())
     assert table in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("paths, picture", re.findall(r"<!-- drawn by python eval.py (.*) --plot (.*) -->", TEXT))
-def test_pictures_are_drawn_by_their_commands(recorded, tmp_path, monkeypatch, paths, picture):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(recorded)
-    evaluation.main([*paths.split(), "--plot", str(tmp_path / "picture.png")])
-    assert (tmp_path / "picture.png").exists() and (ROOT / picture).exists()
 
 
 def test_recorded_runs_are_of_this_code(recorded):
@@ -200,9 +169,3 @@ def test_links_resolve():
     for page, text in PAGES.items():
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
             assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), (page, link)
-
-
-def test_every_mutant_has_one_place():
-    for (file, _), changes in mutants.MUTANTS.items():
-        source = (ROOT / file).read_text()
-        assert all(source.count(old) == 1 and old != new for old, new in changes)

@@ -1,7 +1,6 @@
 """Training from the command line: configurations, the files of a run, sharing, interruptions, and what goes wrong."""
 import contextlib
 import errno
-import functools
 import inspect
 import itertools
 import json
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import typing
 from pathlib import Path
 
@@ -118,7 +116,6 @@ def test_paper_changes_what_the_paper_names(monkeypatch):
     assert [config[key] for key in ("optimizer", "lr", "steps", "batch_size")] == ["adamw", 3e-4, 4000, 128]
     config, = configurations("--paper", "--layers", "4")
     assert config["model_args"] == {**module.PAPER, "layers": 4} and config["settings"] == "paper-layers4"
-    assert configurations("--model", "rnn", "--paper") == configurations("--model", "rnn")  # it is the paper's already
 
 
 def test_set_is_typed_by_the_default():
@@ -187,12 +184,12 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert [line[:2] for line in log[1:]] == [["2", "16"], ["4", "32"], ["6", "48"]]
     assert all(4 < float(line[2]) < 6 for line in log[1:])  # ln 138 = 4.9
     assert config["torch"] == torch.__version__ and config["model_args"]["dim"] == 16 and config["threads"] > 0
+    group, = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizers"][0]["param_groups"]
+    assert group["lr"] == pytest.approx(3e-3 * train.rate(5, 6))
     out = capsys.readouterr().out
     assert "Runs: 1, to do: 1, on cpu in float32." in out and "no binding" in out and "against iid" in out
     assert bits(folder) == bits(*run(tmp_path / "again"))
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     run(tmp_path)
-    assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert "Runs: 1, to do: 0" in (out := capsys.readouterr().out) and "systematic1, accuracy in %" in out
 
 
@@ -278,12 +275,14 @@ def test_the_code_of_a_run_is_what_decides_its_numbers(copy, monkeypatch):
     assert code("models/rnn.py", "") != before
 
 
-def test_results_of_other_code_are_refused(finished, tmp_path, copy, capsys):
+def test_results_of_other_code_or_settings_are_refused(finished, tmp_path, copy, capsys):
+    config, model = finished / "config.json", copy / "models/sstfmr.py"
+    model.write_text(model.read_text() + "# only a comment\n")
+    run(tmp_path)
+    config.write_text(config.read_text().replace('"lr": 0.001', '"lr": 0.5'))
     before = {path: path.read_bytes() for path in finished.iterdir()}
-    for change in "# only a comment", "NEW = 1":
-        run(tmp_path)
-        with open(copy / "models/sstfmr.py", "a") as text:
-            text.write(change + "\n")
+    assert "holds another run (lr is 0.5 there, 0.001 here): remove it or choose" in refused(capsys, tmp_path)
+    model.write_text(model.read_text() + "NEW = 1\n")
     assert "since the model's file or data.py has changed" in refused(capsys, tmp_path)
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
 
@@ -296,57 +295,26 @@ def test_other_test_sets_are_evaluated_without_training(finished, tmp_path, monk
     run(tmp_path)
     assert list(content(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
     assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "to do: 1" in capsys.readouterr().out
-    evaluation.main([str(tmp_path)])
-    assert "more" in capsys.readouterr().out
 
 
-# ---- processes: sharing and interruptions -----------------------------------------------------------------------
+# ---- sharing and interruptions ----------------------------------------------------------------------------------
 
-def start(out, *flags, changes=()):
-    """Trains in a process of its own, after calling the `changes`. What it prints is what `.said` returns."""
-    context = multiprocessing.get_context("forkserver")  # torch is imported once for all
-    context.set_forkserver_preload(["torch._dynamo", "pytest"])
-    out.mkdir(exist_ok=True)
-    said = out / f"said{len(list(out.glob('said*')))}"
-    said.touch()
-    process = context.Process(target=child, args=([*TINY, *flags, "--out", str(out)], said, changes), daemon=True)
-    process.start()
-    process.said = said.read_text
-    return process
+def test_the_same_command_started_again_shares_the_runs(tmp_path, capsys, monkeypatch):
+    """It is started again from within its first run: a lock holds against whoever opens the file a second time."""
+    flags, fit, trained = ("--steps", "1", "--seed", "0", "1"), train.fit, []
 
+    def note(config, folder):
+        trained.append(config["seed"])
+        fit(config, folder)
 
-def child(arguments, said, changes):
-    sys.stdout = sys.stderr = open(said, "w", buffering=1)
-    train.tqdm.set_lock(threading.RLock())  # its own is shared by processes, and a killed one would leave it behind
-    for module, name in SMALL:
-        setattr(module, name, 50)
-    for change in changes:
-        change()
-    train.main(arguments)
+    def start_again(config, folder):
+        monkeypatch.setattr(train, "fit", note)
+        run(tmp_path, *flags)
+        note(config, folder)
 
-
-def stuck_in_fit(began):
-    """Takes for ever to train, and says when it begins."""
-    def fit(config, folder):
-        began.touch()
-        time.sleep(1000)
-
-    train.fit = fit
-
-
-def test_two_processes_share_the_runs_and_a_killed_one_keeps_none(tmp_path, capsys):
-    flags, began = ("--steps", "1", "--seed", "0", "1"), tmp_path / "began"
-    stuck = start(tmp_path, *flags, changes=[functools.partial(stuck_in_fit, began)])
-    while not began.exists():
-        assert stuck.is_alive(), stuck.said()
-        time.sleep(0.01)
-    folders = run(tmp_path, *flags)
-    assert f"{folders[0]} is being trained by another process: left to it" in capsys.readouterr().out
-    assert [(folder / "result.json").exists() for folder in folders] == [False, True]
-    stuck.kill()
-    stuck.join()
-    run(tmp_path, *flags)
-    assert "to do: 1" in (out := capsys.readouterr().out) and "2 seeds" in out and "left to it" not in out
+    monkeypatch.setattr(train, "fit", start_again)
+    first, _ = run(tmp_path, *flags)
+    assert trained == [1, 0] and f"{first} is being trained by another process: left to it" in capsys.readouterr().out
 
 
 def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
@@ -358,8 +326,20 @@ def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
     assert (folder / "result.json").exists()
 
 
-def kill_at(moment):
-    """Kills this process when it is about to put its n-th file in place."""
+FORWARD = evaluation.module_of("sstfmr").Model.forward
+
+
+def with_dropout(self, *tokens):
+    """As a student would: random numbers in every training step."""
+    return F.dropout(FORWARD(self, *tokens), 0.5, self.training)
+
+
+def child(arguments, moment):
+    """Trains, and kills itself when it is about to put its n-th file in place."""
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    train.tqdm.set_lock(threading.RLock())  # its own is shared by processes, and a killed one would leave it behind
+    small_test_sets.__wrapped__(pytest.MonkeyPatch())
+    evaluation.module_of("sstfmr").Model.forward = with_dropout
     replace, calls = os.replace, itertools.count(1)
 
     def replaced(*paths):
@@ -368,48 +348,34 @@ def kill_at(moment):
         replace(*paths)
 
     os.replace = replaced
+    train.main(arguments)
 
 
-def add_dropout():
-    """As a student would: features of which half are zero in training."""
-    model = evaluation.module_of("sstfmr").Model
-    forward = model.forward
-
-    def features(self, *tokens):
-        return F.dropout(forward(self, *tokens), 0.5, self.training)
-
-    model.forward = features
-
-
-@pytest.mark.parametrize("change, flags, moments", [
-    ([], (), (1, 2, 2, 3, 3, 3)),  # at config.json, log.csv, the first checkpoint, the second log, ..., result.json
-    ([], ("--train-size", "24"), (6,)), ([add_dropout], (), (4,))], ids=["fresh", "fixed", "dropout"])
-def test_kills_change_no_bit(tmp_path, monkeypatch, change, flags, moments):
+@pytest.mark.parametrize("flags, moments", [
+    ((), (1, 2, 2, 3, 3, 3)),  # at config.json, log.csv, the first checkpoint, the second log, ..., result.json
+    (("--train-size", "24"), (6,))], ids=["fresh", "fixed"])
+def test_kills_change_no_bit(tmp_path, monkeypatch, flags, moments):
+    context = multiprocessing.get_context("forkserver")  # torch is imported once for all
+    context.set_forkserver_preload(["torch._dynamo", "pytest"])
     for moment in moments:
-        process = start(tmp_path / "cut", *flags, changes=[*change, functools.partial(kill_at, moment)])
+        process = context.Process(target=child, args=([*TINY, *flags, "--out", str(tmp_path / "cut")], moment), daemon=True)
+        process.start()
         process.join(120)
         assert process.exitcode == -signal.SIGKILL and not list(tmp_path.rglob("result.json"))
     assert torch.load(next(tmp_path.rglob("checkpoint.pt")), weights_only=True)["step"] > 0
-    model = evaluation.module_of("sstfmr").Model
-    monkeypatch.setattr(model, "forward", model.forward)  # so that it is put back
-    for function in change:
-        function()
+    monkeypatch.setattr(evaluation.module_of("sstfmr").Model, "forward", with_dropout)
     assert bits(*run(tmp_path / "cut", *flags)) == bits(*run(tmp_path / "whole", *flags))
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch, trained):
-    def interrupted(config, folder, state, model):
-        if state["rows"]:
-            raise KeyboardInterrupt
-        log(config, folder, state, model)
+@pytest.mark.parametrize("program, function, says", [(train, "log", "The same command goes on"), (evaluation, "find", "")])
+def test_ctrl_c_ends_with_130(tmp_path, capsys, monkeypatch, program, function, says):
+    def interrupted(*_):
+        raise KeyboardInterrupt
 
-    log = train.log
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(train, "log", interrupted)
-        run(tmp_path)
-    assert stop.value.code == 130 and "The same command goes on" in capsys.readouterr().out
-    assert len(next(tmp_path.rglob("log.csv")).read_text().splitlines()) == 2
-    assert bits(*run(tmp_path)) == bits(next(trained.rglob("seed0")))
+    monkeypatch.setattr(program, function, interrupted)
+    with pytest.raises(SystemExit) as stop:
+        program.main([*TINY, "--out", str(tmp_path)] if program is train else [])
+    assert stop.value.code == 130 and says in capsys.readouterr().out
 
 
 # ---- what goes wrong with files ---------------------------------------------------------------------------------
@@ -457,11 +423,6 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path, trained, capsys, 
     assert bits(*run(tmp_path)) == bits(next(trained.rglob("seed0")))  # with room again, the same command goes on
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert "Not a directory" in refused(capsys, tmp_path / "file")
-
-
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_a_run_names_its_commit_and_whether_files_have_changed_since(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -480,12 +441,3 @@ def test_too_little_memory_is_said(tmp_path, capsys):
     with limited(resource.RLIMIT_AS, (kib + 100_000) * 1024):
         line = refused(capsys, tmp_path, "--dim", "8192")
     assert "there is not enough memory: try a smaller --batch-size or --dim" in line
-
-
-def test_an_edited_config_is_said(finished, tmp_path, capsys):
-    (finished / "result.json").unlink()
-    config = (finished / "config.json").read_text().replace('"lr": 0.001', '"lr": 0.5')
-    (finished / "config.json").write_text(config)
-    before = {path: path.read_bytes() for path in finished.iterdir()}
-    assert "lr is 0.5 there, 0.001 here): remove it or choose another --out" in refused(capsys, tmp_path)
-    assert {path: path.read_bytes() for path in finished.iterdir()} == before
