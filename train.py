@@ -44,10 +44,11 @@ LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 # ---- what to run ------------------------------------------------------------------------------------------------
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0] + " Several values of a flag, other than --set, make several runs.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     count = data.between(1, 10 ** 9)
-    group = parser.add_argument_group("what to run; several values make several runs")
+    group = parser.add_argument_group("what to run")
     group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
     group.add_argument("--split", nargs="+", default=["productive"], help=f"all, or any of {', '.join(data.SPLITS)}")
     group.add_argument("--seed", nargs="+", type=data.between(0, data.MAX_SEED), default=[0],
