@@ -101,7 +101,8 @@ def test_exercises_can_be_done(tmp_path, text):
         assert red(tmp_path, "tests/test_models.py", "-k", f"{Path(file).stem} or copies") <= {
             "test_classes_of_the_same_name_are_copies", "test_model_equals_its_copy_from_torch_modules",
             "test_compact_stimulus_is_exact", "test_attention_and_block_equal_torch",
-            "test_absent_second_selectors_are_not_seen"}
+            "test_absent_second_selectors_are_not_seen",
+            "test_every_trial_gets_logits_of_its_own_at_any_depth"}  # a mean counts the batch's tokens for empty cells
 
 
 EASY = """SPLITS = {
