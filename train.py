@@ -86,11 +86,11 @@ def setting(text, parameters):
         raise UsageError(f"--set knows no {key!r}; the model has {', '.join(parameters)}")
     kind = type(parameters[key].default)
     choices = (True, False) if kind is bool else typing.get_args(parameters[key].annotation)  # those of a Literal
-    choices = {str(choice): choice for choice in choices}
+    by_name = {str(choice): choice for choice in choices}
     try:
-        return key, choices[value] if choices else kind(value)
+        return key, by_name[value] if choices else kind(value)
     except (KeyError, ValueError, TypeError) as error:  # TypeError: the default is None
-        raise UsageError(f"{key} must be {' or '.join(choices) or kind.__name__}, not {value!r}") from error
+        raise UsageError(f"{key} must be {' or '.join(by_name) or kind.__name__}, not {value!r}") from error
 
 
 def configurations(args):
