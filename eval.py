@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 RSA_TRIALS = 500  # per test set
 KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision", "device"},
-        "result.json": {"accuracy", "interval", "baselines", "kinds", "alignment", "tests", "log"}}
+        "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
 
 
 class UsageError(ValueError):
@@ -204,21 +204,13 @@ def in_parts(function, trials, device, precision="float32"):
                           zip(trials.instruction.split(100), trials.stimulus.split(100))])
 
 
-def wilson(p, n):
-    """The 95 % Wilson score interval of a share p of n trials."""
-    z = 1.96
-    center, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    return [(center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)]
-
-
 def score(model, split, n, device, precision):
-    """On n trials of each test set: accuracy (0 to 1), its 95 % interval, the baselines, accuracy by kind of trial."""
-    result = {"accuracy": {}, "interval": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
+    """On n trials of each test set: accuracy (0 to 1), the baselines, accuracy by kind of trial."""
+    result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
     for subset in result["tests"]:
         made, kinds, baselines = test_set(split, subset, n)
         right = (in_parts(model, made, device, precision).argmax(1) == made.answer).float()
         result["accuracy"][subset] = right.mean().item()
-        result["interval"][subset] = wilson(right.mean().item(), n)
         result["baselines"][subset] = {name: value.mean().item() for name, value in baselines.items()}
         result["kinds"][subset] = {name: right[chosen].mean().item() for name, chosen in kinds.items()}
     return result

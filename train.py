@@ -29,8 +29,8 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eval import (UsageError, alignment, available, code_of, finished, in_distribution, module_of, percent, pick_device,
-                  read, score, split_table, table)
+from eval import (UsageError, alignment, available, code_of, finished, in_distribution, module_of, pick_device, read,
+                  score, split_table)
 
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3, "eval_every": None}
@@ -318,18 +318,7 @@ def train(runs):
                 print(f"{folder} is being trained by another process: left to it")
             elif not finished(config, folder):
                 fit(config, folder)
-                print(f"\n{folder}\n{result_table(config['split'], read(folder / 'result.json'))}\n")
-
-
-def result_table(split, result):
-    """One row per test set: accuracy with its 95 % interval, the baselines, the difference to in distribution."""
-    reference = in_distribution(split)[-1]
-    baselines = max(result["baselines"].values(), key=len)  # condition-blind is not at depth 1
-    rows = [[name, percent([p]), " to ".join(percent([x]) for x in result["interval"][name]),
-             *(percent([result["baselines"][name].get(b)]) for b in baselines),
-             "" if name == reference else f"{100 * (p - result['accuracy'][reference]):+.1f}"]
-            for name, p in result["accuracy"].items()]
-    return table([split, "accuracy %", "95 % interval", *baselines, f"against {reference}"], rows)
+                print(f"\n{folder}\n{split_table(config['split'], [(config, read(folder / 'result.json'))])}\n")
 
 
 def main(argv=None):

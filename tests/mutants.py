@@ -52,7 +52,6 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ('"order", depth, block)', '"order", depth)'),
         ('_stream("cpu", seed, split, subset, depth, i)', '_stream("cpu", seed, split, depth, i)')],
     ("eval.py", "tests/test_eval.py"): [
-        ("z * z / (4 * n * n)", "z * z / (4 * n)"),
         ("len(subset.pools) * len(pool.leaves) * len(possible)", "len(pool.leaves) * len(possible)"),
         ("(data.GET_LOCATION, 1 / objects)", "(data.GET_LOCATION, 1 / objects ** 2)"),
         ("colors[:, 1:].amax(1) / objects", "1 / (colors[:, 1:] > 0).sum(1)"),

@@ -25,7 +25,7 @@ def fake(split, model, accuracies, settings="default", learned=1.0, layers=3, li
     config = {"split": split, "model": model, "settings": settings, "model_args": {"layers": layers}, "steps": 1, "code": "",
               "precision": "", "device": ""}
     return [(config | {"seed": seed},
-             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "interval": {}, "kinds": {}, "tests": {}, "log": [],
+             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "kinds": {}, "tests": {}, "log": [],
               "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests},
               "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
             for seed, value in enumerate(accuracies)]

@@ -12,13 +12,7 @@ import train
 from test_train import TESTS, TINY, content, finished, refusal, small_test_sets, trained  # noqa: F401
 
 
-# ---- intervals, baselines and kinds, by hand --------------------------------------------------------------------
-
-def test_wilson_interval():
-    """Worked by hand from the formula: 50 of 100 and 0 of 10."""
-    assert evaluation.wilson(0.5, 100) == pytest.approx([0.4038, 0.5962], abs=1e-4)
-    assert evaluation.wilson(0.0, 10) == pytest.approx([0.0, 0.2775], abs=1e-4)
-
+# ---- baselines and kinds, by hand -------------------------------------------------------------------------------
 
 def test_chance_by_hand():
     assert evaluation.chance(data.Subset()) == pytest.approx(5 / 8 / 2 + 1 / 8 / 100 + 1 / 4 / 10)  # 33.9 %
@@ -127,7 +121,6 @@ def test_scores_of_known_answers():
             exist = made.instruction[:, 0, 0] == data.EXIST
             assert result["accuracy"][subset] == pytest.approx(expected.mean().item())
             assert result["kinds"][subset]["Exist"] == pytest.approx(expected[exist].mean().item())
-            assert result["interval"][subset] == evaluation.wilson(result["accuracy"][subset], 500)
 
 
 def test_mistakes_are_what_the_model_got_wrong():
