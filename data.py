@@ -73,7 +73,7 @@ SYSTEMATIC3 = Subset(pools=(Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,)
 
 
 def held_out1(ops_a, ops_b):
-    """The questions with these operators that systematic1 does not train."""
+    """Questions with these operators about objects that systematic1 trains with the other operators alone."""
     return Subset(pools=(Pool(ops_a, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
                          Pool(ops_b, shapes=LOW_SHAPES, colors=LOW_COLORS)))
 

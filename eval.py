@@ -4,10 +4,6 @@
     python eval.py runs/productive --per-operator      # ... and by the operator that answers
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
     python eval.py runs --fresh                        # evaluate the weights again, unfinished runs included
-
-Three baselines stand above the models. A model that only reaches one may know no more than it does. Chance knows the
-operator that answers. No binding also knows which shapes, colors and cells are on the grid, but not which belong
-together. Condition-blind knows what every leaf of the tree would answer, but not which leaf the conditions lead to.
 """
 import argparse
 import ast

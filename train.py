@@ -60,7 +60,8 @@ def parse(argv):
     group.add_argument("--heads", nargs="+", type=data.between(1, 100), help="number of attention heads")
     group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE",
                        help="any other argument of the model's constructor, for example read=eos")
-    group.add_argument("--paper", action="store_true", help="the paper's sizes, positions, tokens and optimizer")
+    group.add_argument("--paper", action="store_true",
+                       help="the paper's sizes, positions, tokens, read and optimizer, for its Transformers")
     group = parser.add_argument_group("training; a default of None means the model file's own, or else the value named")
     group.add_argument("--steps", nargs="+", type=count, help=f"batches to train on: {TRAINING['steps']:,}")
     group.add_argument("--batch-size", nargs="+", type=data.between(1, 10 ** 6),
@@ -107,7 +108,7 @@ def configurations(args):
         parameters = inspect.signature(module.Model).parameters
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
         base, names = usual | (getattr(module, "PAPER", {}) if args.paper else {}), []
-        if base != usual:  # an RNN is the paper's already
+        if base != usual:  # --paper changes some models alone
             base, names = base | PAPER, ["paper"]
         given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
         given |= dict(setting(text, parameters) for text in args.set)
@@ -331,8 +332,6 @@ def main(argv=None):
         new = sum(not finished(*run) for run in runs)
         first = runs[0][0]
         print(f"Runs: {len(runs)}, to do: {new}, on {first['device']} in {first['precision']}.")
-        if first["device"] == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32
         train(runs)
         done = [(config, read(folder / "result.json")) for config, folder in runs if finished(config, folder)]
         if len(runs) > 1 or not new:
