@@ -282,7 +282,7 @@ def attention(model, split, device):
 def percent(values):
     """A mean in percent, with its standard deviation where there are several values. None is no value: "" for none."""
     values = [100 * v for v in values if v is not None]
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    spread = f"±{statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
 
