@@ -67,15 +67,19 @@ def chance(subset):
 
 def no_binding(trials, token):
     """Expected accuracy (n,) of a reader who counts shapes, colors and cells, and knows the operator that answers,
-    `token` (n, 5). It says that an object exists if its shape and its color occur, guesses a taken cell, and names the
+    `token` (n, 5). It says that an object exists if its shape and its color occur, guesses a taken cell, and names a
     most frequent color or shape. Parities stay at chance: the decoy makes the cells alike for both answers."""
+    def named(counts, first):
+        best = counts[:, 1:] == counts[:, 1:].amax(1, keepdim=True)
+        return best.gather(1, (trials.answer[:, None] - first).clamp(0, 25))[:, 0] / best.sum(1)
+
     operator, shape, color = token[:, :3].long().unbind(1)
     shapes, colors = (F.one_hot(x.long(), 27).sum(1) for x in trials.stimulus.unbind(2))  # (n, 27) counts, 0 is empty
     exists = (shapes.gather(1, shape[:, None]) * colors.gather(1, color[:, None]) > 0)[:, 0]
     right, objects = torch.full((len(token),), 0.5), shapes[:, 1:].sum(1)
     for op, value in ((data.EXIST, (exists == (trials.answer == data.TRUE)).float()), (data.GET_LOCATION, 1 / objects),
-                      (data.GET_COLOR, colors[:, 1:].amax(1) / objects),
-                      (data.GET_SHAPE, shapes[:, 1:].amax(1) / objects)):
+                      (data.GET_COLOR, named(colors, data.FIRST_COLOR)),
+                      (data.GET_SHAPE, named(shapes, data.FIRST_SHAPE))):
         right = torch.where(operator == op, value, right)
     return right
 

@@ -54,7 +54,8 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
     ("eval.py", "tests/test_eval.py"): [
         ("len(subset.pools) * len(pool.leaves) * len(possible)", "len(pool.leaves) * len(possible)"),
         ("(data.GET_LOCATION, 1 / objects)", "(data.GET_LOCATION, 1 / objects ** 2)"),
-        ("colors[:, 1:].amax(1) / objects", "1 / (colors[:, 1:] > 0).sum(1)"),
+        ("(1, (trials.answer[:, None] - first).clamp(0, 25))[:, 0] / best.sum(1)",
+         "(1, (trials.answer[:, None] - first).clamp(0, 25))[:, 0]"),
         ("leaves = answers[:, -((answers.shape[1] + 2) // 3):]", "leaves = answers"),
         (".any(1) / winners", ".any(1)"),
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)")],

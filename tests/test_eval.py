@@ -31,9 +31,11 @@ def test_no_binding_by_hand():
     token = torch.tensor([[data.EXIST, 1, blue, 0, 0], [data.GET_LOCATION, 1, red, 0, 0], [data.GET_COLOR, 2, 0, 0, 0],
                           [data.GET_SHAPE, 0, blue, 0, 0]])
     answer = torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1, data.FIRST_SHAPE + 1])
-    expected = torch.tensor([0, 1 / 3, 2 / 3, 1 / 3])  # a and blue are both there: it says True; two of three are red
+    expected = torch.tensor([0, 1 / 3, 0, 1 / 3])  # a and blue are both there: it says True; most objects are red
     right = evaluation.no_binding(data.Trials(None, stimulus, answer), token)
     torch.testing.assert_close(right, expected)
+    answer[2] = data.FIRST_COLOR + red - 1
+    assert evaluation.no_binding(data.Trials(None, stimulus, answer), token)[2] == 1
     token[:, 0] = torch.tensor([data.SUM_EVEN, data.PRODUCT_ODD, data.EXIST, data.EXIST])
     token[2:, 1:3] = torch.tensor([[1, red], [4, red]])
     answer[2:] = data.TRUE
