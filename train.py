@@ -108,7 +108,7 @@ def configurations(args):
         parameters = inspect.signature(module.Model).parameters
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
         base, names = usual | (getattr(module, "PAPER", {}) if args.paper else {}), []
-        if base != usual:  # --paper changes some models alone
+        if base != usual:  # rnn and gru are the paper's already, others are not in it
             base, names = base | PAPER, ["paper"]
         given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
         given |= dict(setting(text, parameters) for text in args.set)

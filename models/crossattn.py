@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: codes of place; `read`: which token asks, `looks` times; `tokens`: one per selector
+    """Width `dim`; `position`: place vectors; `read`: which token asks, `looks` times; `tokens`: one per selector
     or operator."""
 
     def __init__(self, dim=128, layers=1, heads=2, looks=1, position: Literal["sinusoidal", "paper"] = "sinusoidal",

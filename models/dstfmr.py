@@ -152,7 +152,7 @@ class Encoder(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: codes of place; `read`: which token goes on; `tokens`: one per selector or per
+    """Width `dim`; `position`: place vectors; `read`: which token goes on; `tokens`: one per selector or per
     operator."""
 
     def __init__(self, dim=128, layers=2, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",

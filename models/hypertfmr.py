@@ -169,7 +169,7 @@ class Hypernetwork(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; a code z of `code` numbers; `position`: codes of place; `read`: which token gives z;
+    """Width `dim`; a code z of `code` numbers; `position`: place vectors; `read`: which token gives z;
     `tokens`: one per selector or operator."""
 
     def __init__(self, dim=128, layers=1, heads=4, code=64, position: Literal["sinusoidal", "paper"] = "sinusoidal",

@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: codes of place; `tokens`: one per selector or operator."""
+    """Width `dim`; `position`: place vectors; `tokens`: one per selector or operator."""
 
     def __init__(self, dim=128, layers=1, heads=1, position: Literal["sinusoidal", "paper"] = "sinusoidal",
                  tokens: Literal["selector", "operator"] = "selector"):

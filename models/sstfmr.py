@@ -137,7 +137,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: codes of place; `read`: which token answers; `tokens`: one per selector or per
+    """Width `dim`; `position`: place vectors; `read`: which token answers; `tokens`: one per selector or per
     operator."""
 
     def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",

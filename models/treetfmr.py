@@ -134,7 +134,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: codes of place; `read`: which token answers; `tokens`: one per selector or per
+    """Width `dim`; `position`: place vectors; `read`: which token answers; `tokens`: one per selector or per
     operator; `up`: what goes to the operator above, the answer or the token itself; `shared`: inner operators have the
     leaves' blocks, not blocks of their own."""
 
