@@ -115,8 +115,8 @@ def module_of(name):
 
 
 def code_of(model, split):
-    """A hash of what decides a run's numbers: the model's file, data.py, and of SPLITS what this split trains on.
-    Comments and docstrings do not count."""
+    """A hash of the model's file, data.py, and of SPLITS what this split trains on, without comments and docstrings. An
+    edit of train.py goes unnoticed."""
     texts = [(Path(__file__).parent / file).read_text() for file in (f"models/{model}.py", "data.py")]
     parts = [repr(data.SPLITS[split]["train"]), *map(meaning, texts)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
@@ -224,12 +224,12 @@ def tests_of(split):
 # ---- why: representations and attention -------------------------------------------------------------------------
 
 def spearman(x, y):
-    """Rank correlation of two vectors; equal values share the mean of their ranks."""
+    """Rank correlation of two vectors; equal values share the mean of their ranks. 0 if all values of one are equal."""
     ranks = []
     for values in (x, y):
         _, place, count = values.unique(return_inverse=True, return_counts=True)
         ranks.append((count.cumsum(0) - (count - 1) / 2)[place])
-    return torch.corrcoef(torch.stack(ranks).double())[0, 1].item()
+    return torch.corrcoef(torch.stack(ranks).double())[0, 1].nan_to_num().item()
 
 
 def one_hot(tokens):
@@ -414,10 +414,11 @@ def evaluate(args):
     for folder, config in find(args.runs):
         result, split = result_of(folder, config, args, device), config["split"]
         if result is None:
-            print(f"left out, since it is unfinished or has other test sets now (--fresh evaluates it): {folder}",
-                  file=sys.stderr)
+            why = "has no weights" if args.fresh else "is unfinished or has other test sets now (--fresh evaluates it)"
+            print(f"left out, since it {why}: {folder}", file=sys.stderr)
             continue
-        splits.setdefault(split, []).append((config, result))
+        name = config["model"], config["settings"], config["seed"]  # the same run in two folders is no second seed
+        splits.setdefault(split, {})[name] = config, result
         if args.show or args.attention:
             model = load(folder, config, device)[0]
             print(f"\n{folder}")
@@ -425,6 +426,7 @@ def evaluate(args):
             print("\n" + mistakes(model, split, args.show, device, config["precision"]))
         if args.attention:
             print("\n" + attention(model, split, device))
+    splits = {split: [*named.values()] for split, named in splits.items()}
     if args.summary:
         print("\n" + summary_table(splits, args.markdown))
     for split, runs in splits.items():
@@ -444,7 +446,8 @@ def evaluate(args):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Evaluate trained models: one table per split.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above them")
+    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
+                        help="run folders, or folders above them; where a run is there twice, the last counts")
     parser.add_argument("--fresh", action="store_true",
                         help="evaluate the weights again, of unfinished runs too, instead of printing saved results")
     parser.add_argument("--n", type=data.between(1, 10 ** 5), default=10_000, help="trials per test set, with --fresh")

@@ -35,7 +35,7 @@ from eval import (UsageError, alignment, available, code_of, finished, in_distri
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3, "eval_every": None}
 OPTIONS = ("dim", "layers", "heads", "train_size", "steps", "batch_size", "optimizer", "lr", "eval_every")  # flags
-PAPER = {"optimizer": "adamw", "lr": 3e-4}  # at the paper's width, 1e-3 makes sstfmr answer every trial alike
+PAPER = {"optimizer": "adamw", "lr": 3e-4}  # our rate: at the paper's width, 1e-3 makes sstfmr answer every trial alike
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
 LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
@@ -106,12 +106,13 @@ def configurations(args):
     for split, model, *values, seed in itertools.product(*several):
         module = module_of(model)
         parameters = inspect.signature(module.Model).parameters
+        others = {key: p for key, p in parameters.items() if key not in OPTIONS}
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
         base, names = usual | (getattr(module, "PAPER", {}) if args.paper else {}), []
         if base != usual:  # rnn and gru are the paper's already, others are not in it
             base, names = base | PAPER, ["paper"]
         given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
-        given |= dict(setting(text, parameters) for text in args.set)
+        given.update(sorted(dict(setting(text, others) for text in args.set).items()))
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole = base | given
@@ -119,8 +120,7 @@ def configurations(args):
         config = {"split": split, "model": model, "seed": seed, "model_args": {key: whole[key] for key in parameters},
                   **{key: whole[key] for key in TRAINING}, "device": device, "precision": precision}
         try:  # ValueError for what cannot be
-            with torch.device("meta"):
-                module.Model(**config["model_args"])
+            module.Model(**config["model_args"])
             data.batches(split, whole["batch_size"], seed=seed, train_size=whole["train_size"])
             check(split)
         except ValueError as error:

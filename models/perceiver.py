@@ -12,6 +12,8 @@
                                                           |
                                                        readout -> 138 logits
 
+The second and the fourth Block are the same one.
+
 Differs from the paper: 1) width 128; 2) one token per selector; 3) stimulus positions are learned, instruction
 positions have wavelengths from 2.5 to 64 tokens; 4) Muon instead of AdamW; 5) empty cells have no position; 6) keys
 have no bias; 7) Linear starts with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 8) the latents are

@@ -103,6 +103,7 @@ def test_spearman_by_hand():
     x, y = torch.tensor([1.0, 5, 5, 9]), torch.tensor([20.0, 10, 30, 40])
     assert evaluation.spearman(x, y) == pytest.approx(3 / (4.5 * 5) ** 0.5)
     assert evaluation.spearman(x, x ** 3) == pytest.approx(1) and evaluation.spearman(x, -x) == pytest.approx(-1)
+    assert evaluation.spearman(x, 0 * x) == 0
 
 
 @pytest.mark.parametrize("state, organized_like", [(see_stimulus, "stimulus"), (see_answer, "answer")])
@@ -179,8 +180,9 @@ def test_flags_add_what_they_name(runs, capsys):  # more of this: the tables in 
 
 
 def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, capsys):
-    shutil.copytree(finished, tmp_path / "other")
-    (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"device": "abc"}))
+    for copy in "other", "again":  # of which the second is no other seed
+        shutil.copytree(finished, tmp_path / copy)
+    (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"seed": 1, "device": "abc"}))
     assert "These rows differ in device: abc, cpu." in (text := output(capsys, tmp_path)) and "2 seeds" in text
 
 
@@ -193,6 +195,9 @@ def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, 
     assert captured.err.startswith("left out, since it is unfinished") and captured.err.endswith(f": {finished}\n")
     assert "sstfmr" in captured.out and "seeds" not in captured.out
     assert "evalevery2, step 4 of 6)" in output(capsys, tmp_path, "--fresh", "--n", "20")
+    (finished / "checkpoint.pt").unlink()
+    evaluation.main([str(tmp_path), "--fresh"])
+    assert capsys.readouterr().err == f"left out, since it has no weights: {finished}\n"
 
 
 @pytest.mark.parametrize("key, value", [("model", "gone"), ("model", "../../x"), ("split", "gone"), ("code", "0" * 12)])
