@@ -69,7 +69,7 @@ def no_binding(trials, token):
     """Expected accuracy (n,) of a reader who counts shapes, colors and cells, and knows the operator that answers,
     `token` (n, 5). It says that an object exists if its shape and its color occur, guesses a taken cell, and names a
     most frequent color or shape. Parities stay at chance: the decoy makes the cells alike for both answers."""
-    def named(counts, first):  # how likely a most frequent one, of several any, is the answer
+    def named(counts, first):  # probability that a random one of the most frequent is right
         best = counts[:, 1:] == counts[:, 1:].amax(1, keepdim=True)
         return best.gather(1, (trials.answer[:, None] - first).clamp(0, 25))[:, 0] / best.sum(1)
 

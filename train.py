@@ -112,7 +112,7 @@ def configurations(args):
         if base != usual:  # rnn and gru are the paper's already, others are not in it
             base, names = base | PAPER, ["paper"]
         given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
-        given.update(sorted(dict(setting(text, others) for text in args.set).items()))
+        given.update(sorted(dict(setting(text, others) for text in args.set).items()))  # in one order, for names
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole = base | given

@@ -180,9 +180,10 @@ def test_flags_add_what_they_name(runs, capsys):  # more of this: the tables in 
 
 
 def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, capsys):
-    for copy in "other", "again":  # of which the second is no other seed
+    config = content(finished / "config.json")
+    for copy, changes in ("again", {}), ("other", {"seed": 1, "device": "abc"}):  # the first is no other seed
         shutil.copytree(finished, tmp_path / copy)
-    (tmp_path / "other" / "config.json").write_text(json.dumps(content(finished / "config.json") | {"seed": 1, "device": "abc"}))
+        (tmp_path / copy / "config.json").write_text(json.dumps(config | changes))
     assert "These rows differ in device: abc, cpu." in (text := output(capsys, tmp_path)) and "2 seeds" in text
 
 
