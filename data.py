@@ -137,7 +137,7 @@ def _deal(allowed, wanted, generator):
     Returns the index of each place's candidate (n, places), and whether there were enough candidates (n,)."""
     lot = torch.where(allowed, _below(LOTS, allowed, generator), LOTS)
     shuffled = lot.argsort(dim=1, stable=True)  # the forbidden ones have the highest lot, so they come last
-    turn = (wanted.cumsum(1) - 1).clamp(0, allowed.shape[1] - 1)
+    turn = (wanted.cumsum(1) - 1).clamp(0, allowed.shape[1] - 1)  # the k-th place that wants one gets the k-th
     return shuffled.gather(1, turn), wanted.sum(1) <= allowed.sum(1)
 
 
@@ -212,7 +212,7 @@ def _truths(operator, depth, generator):
 
 def _deciding_class(is_sum, odd, generator):
     """Draws a parity class in which row and column add up (or multiply) to an odd number, or to an even number."""
-    sum_class = torch.where(odd, 1 + _below(2, odd, generator), 3 * _below(2, odd, generator))
+    sum_class = torch.where(odd, 1 + _below(2, odd, generator), 3 * _below(2, odd, generator))  # 1 or 2; 0 or 3
     product_class = torch.where(odd, ODD_ODD, _below(3, odd, generator))
     return torch.where(is_sum, sum_class, product_class)
 
@@ -226,6 +226,7 @@ def _parity_classes(operator, has_second, truth, answering_path, has_distractor,
     is_parity, is_sum = operator >= SUM_EVEN, operator <= SUM_ODD
     other = torch.where(is_sum, _below(4, operator, generator), ODD_ODD)
     other_is_odd = has_second & is_sum & ((other == 1) | (other == 2))
+    # Whether the deciding object's row and column must add up (or multiply) to an odd number.
     odd = other_is_odd ^ (truth == ((operator == SUM_ODD) | (operator == PRODUCT_ODD)))
     deciding = _deciding_class(is_sum, odd, generator)
     swap = has_second & (_below(2, operator, generator) == 1)
@@ -402,7 +403,7 @@ def evaluate_nodes(instruction, stimulus):
     answer = torch.zeros_like(total)
     for operator, value in ((EXIST, (~match[:, :, 0].any(2)).long()), (GET_LOCATION, FIRST_CELL + cell[:, :, 0]),
                             (GET_COLOR, FIRST_COLOR - 1 + at[:, :, 1]), (GET_SHAPE, FIRST_SHAPE - 1 + at[:, :, 0]),
-                            (SUM_EVEN, total), (SUM_ODD, 1 - total),
+                            (SUM_EVEN, total), (SUM_ODD, 1 - total),  # TRUE is 0, as an even total is
                             (PRODUCT_EVEN, product), (PRODUCT_ODD, 1 - product)):
         answer = torch.where(op == operator, value, answer)
     return answer, match

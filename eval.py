@@ -96,8 +96,8 @@ def condition_blind(trials, answers):
 def in_distribution(split):
     """The test sets drawn like the training trials, depth by depth."""
     train = data.SPLITS[split]["train"]
-    return [name for name, subset in data.SPLITS[split].items() if name != "train"
-            and subset._replace(depths=train.depths) == train and {*subset.depths} <= {*train.depths}]
+    return [name for name, test in data.SPLITS[split].items() if name != "train" and {*test.depths} <= {*train.depths}
+            and (test.pools, test.distractors) == (train.pools, train.distractors)]
 
 
 # ---- runs and models --------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def module_of(name):
 
 
 def code_of(model, split):
-    """A hash of the model's file, data.py, and of SPLITS what this split trains on, without comments and docstrings. An
-    edit of train.py goes unnoticed."""
+    """A hash of the model's file, data.py and this split's training set, without comments and docstrings. It does not
+    notice an edit of train.py."""
     texts = [(Path(__file__).parent / file).read_text() for file in (f"models/{model}.py", "data.py")]
     parts = [repr(data.SPLITS[split]["train"]), *map(meaning, texts)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
@@ -124,8 +124,8 @@ def code_of(model, split):
 
 @functools.cache
 def meaning(text):
-    """The syntax tree of a Python file as text, without comments, docstrings and SPLITS. Nor has it empty fields, which
-    differ between versions of Python."""
+    """The syntax tree of a Python file as text, without comments, docstrings and SPLITS. Empty fields are left out:
+    they differ between versions of Python."""
     def tell(node):
         if isinstance(node, list):
             return [tell(n) for n in node if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
@@ -143,7 +143,7 @@ def is_current(config):
 
 
 def pick_device(name):
-    """The device of that name, or for auto CUDA where it is there, else the CPU. UsageError where it is not there."""
+    """The device of that name; auto is CUDA where it is there, else the CPU. UsageError where it is not there."""
     usable = {"cuda": torch.cuda.is_available(), "cpu": True, "mps": torch.backends.mps.is_available()}
     there = [device for device in usable if usable[device]]
     if name not in ("auto", *there):
@@ -243,15 +243,16 @@ def hardest(split):
 
 
 def alignment(model, split, device):
-    """Representational similarity analysis (claim 5 of the paper): the rank correlation, over pairs of trials, of how
-    similar the model's hidden states are with how similar stimuli, instructions and answers are; for the test sets
-    of `hardest`, "in: stimulus" to "out: answer"."""
+    """Representational similarity analysis (claim 5 of the paper), on the test sets of `hardest`. Two trials have more
+    or less similar hidden states, stimuli, instructions and answers. The result is the rank correlation, over pairs of
+    trials, of the first similarity with each of the others, from "in: stimulus" to "out: answer"."""
     result, (first, second) = {}, torch.triu_indices(RSA_TRIALS, RSA_TRIALS, 1)
     for where, subset in zip(("in", "out"), hardest(split)):
         trials = test_set(split, subset, RSA_TRIALS)[0]
         vectors = (in_parts(model.features, trials, device), one_hot(trials.stimulus), one_hot(trials.instruction),
                    F.one_hot(trials.answer, data.CLASSES).float())
-        states, *others = (torch.corrcoef(x)[first, second].round(decimals=5) for x in vectors)  # ties stay ties
+        # Equal similarities stay equal. Those of constant states, which are not defined, are 0.
+        states, *others = (torch.corrcoef(x)[first, second].nan_to_num().round(decimals=5) for x in vectors)
         for name, other in zip(("stimulus", "instruction", "answer"), others):
             result[f"{where}: {name}"] = spearman(states, other)
     return result
@@ -259,18 +260,20 @@ def alignment(model, split, device):
 
 def attention(model, split, device):
     """Where a model looks in the first trial of the last test set in distribution, as text. A table for each attention,
-    with a row per query and a column per head, names the key with the largest weight, and that weight in percent."""
+    with a row per query and a column per head, names the key with the largest weight, and that weight in percent. The
+    tokens of the instruction and its EOS are numbered; the key EOS is the stimulus's."""
     trial = test_set(split, hardest(split)[0], 1)[0]
     objects = [f"{data.COLOR_NAMES[color - 1]} {data.LETTERS[shape - 1]}"
                for shape, color in trial.stimulus[0].tolist() if shape]
     text = [data.show(data.Trials(*(x[0] for x in trial)))]
 
-    def note(module, *_, name):
+    def note(module, inputs, _, name):
         seen = [] if "instruction" in name or "each_other" in name else [*objects, "empty cells", "EOS"]  # of the grid
-        keys = [f"token {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
+        word = "latent" if "each_other" in name else "token"
+        keys = [f"{word} {i}" for i in range(module.weights.shape[3] - len(seen))] + seen
         for row, weights in enumerate(module.weights.tolist()):  # treetfmr has a row for every operator of a level
             looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads] for heads in zip(*weights)]
-            queries = keys if len(looks) == len(keys) else [f"query {i}" for i in range(len(looks))]
+            queries = keys if inputs[0] is inputs[1] else [f"query {i}" for i in range(len(looks))]
             text.append(table([f"{name}, row {row}", *(f"head {head}" for head in range(len(weights)))],
                               [[query, *look] for query, look in zip(queries, looks)]))
 
@@ -456,7 +459,7 @@ def main(argv=None):
     parser.add_argument("--show", type=data.between(0, 1000), default=0, metavar="N",
                         help="print N trials that each model got wrong, of 1,000")
     parser.add_argument("--attention", action="store_true", help="print where each model looks in one trial")
-    parser.add_argument("--summary", action="store_true", help="one table of all splits, of models as they come")
+    parser.add_argument("--summary", action="store_true", help="one table of all splits, of runs with default settings")
     parser.add_argument("--rsa", action="store_true", help="add whether hidden states are organized like the answer")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")

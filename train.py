@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 import typing
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from eval import (UsageError, alignment, available, code_of, finished, in_distri
 
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3, "eval_every": None}
-OPTIONS = ("dim", "layers", "heads", "train_size", "steps", "batch_size", "optimizer", "lr", "eval_every")  # flags
+OPTIONS = ("dim", "layers", "heads", "train_size", "steps", "batch_size", "optimizer", "lr", "eval_every")  # have flags
 PAPER = {"optimizer": "adamw", "lr": 3e-4}  # our rate: at the paper's width, 1e-3 makes sstfmr answer every trial alike
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP = 100  # steps
@@ -46,7 +47,7 @@ LOG_TRIALS, TEST_TRIALS = 300, 10_000  # per test set, on the way and at the end
 def parse(argv):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0] + " Several values of a flag, other than --set, make several runs.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter, argument_default=argparse.SUPPRESS)
     count = data.between(1, 10 ** 9)
     group = parser.add_argument_group("what to run")
     group.add_argument("--model", nargs="+", default=["sstfmr"], help=f"all, or any of {', '.join(available())}")
@@ -54,25 +55,25 @@ def parse(argv):
     group.add_argument("--seed", nargs="+", type=data.between(0, data.MAX_SEED), default=[0],
                        help="of the weights and the training trials")
     group.add_argument("--out", type=Path, default=Path("runs"), help="where the run folders go")
-    group = parser.add_argument_group("the model; a default of None means the model file's own")
+    group = parser.add_argument_group("the model, with defaults in its file")
     group.add_argument("--dim", nargs="+", type=data.between(1, 8192), help="width")
     group.add_argument("--layers", nargs="+", type=data.between(1, 100), help="number of blocks")
     group.add_argument("--heads", nargs="+", type=data.between(1, 100), help="number of attention heads")
     group.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE",
                        help="any other argument of the model's constructor, for example read=eos")
-    group.add_argument("--paper", action="store_true",
+    group.add_argument("--paper", action="store_true", default=False,
                        help="the paper's sizes, positions, tokens, read and optimizer, for its Transformers")
-    group = parser.add_argument_group("training; a default of None means the model file's own, or else the value named")
-    group.add_argument("--steps", nargs="+", type=count, help=f"batches to train on: {TRAINING['steps']:,}")
+    group = parser.add_argument_group("training, with the defaults named unless the model's file has others")
+    group.add_argument("--steps", nargs="+", type=count, help=f"batches to train on (default: {TRAINING['steps']:,})")
     group.add_argument("--batch-size", nargs="+", type=data.between(1, 10 ** 6),
-                       help=f"trials per batch: {TRAINING['batch_size']}")
+                       help=f"trials per batch (default: {TRAINING['batch_size']})")
     group.add_argument("--train-size", nargs="+", type=count,
-                       help="train on this many trials, again and again; None: all new")
+                       help="train on this many trials, again and again (default: all are new)")
     group.add_argument("--optimizer", nargs="+", choices=["muon", "adamw"],
-                       help="muon (for the matrices of linear layers, adamw for the rest) or adamw: muon")
+                       help="muon: for matrices of linear layers, adamw for the rest; or adamw (default: muon)")
     group.add_argument("--lr", nargs="+", type=data.between(1e-30, 1e30),
-                       help=f"peak rate of AdamW, a third of Muon's: {TRAINING['lr']}, with --paper {PAPER['lr']}")
-    group.add_argument("--eval-every", nargs="+", type=count, help="steps between evaluations: a fifth of all")
+                       help=f"AdamW's peak rate, a third of Muon's (default: {TRAINING['lr']}; --paper: {PAPER['lr']})")
+    group.add_argument("--eval-every", nargs="+", type=count, help="steps between evaluations (default: a fifth)")
     group = parser.add_argument_group("the machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="where to compute")
     group.add_argument("--precision", choices=["auto", "float32", "bfloat16"], default="auto",
@@ -84,7 +85,7 @@ def setting(text, parameters):
     """key=value of --set as (key, value), typed by the default of that parameter. UsageError for anything else."""
     key, _, value = text.partition("=")
     if key not in parameters:
-        raise UsageError(f"--set knows no {key!r}; the model has {', '.join(parameters)}")
+        raise UsageError(f"--set knows no {key!r}; the model has {', '.join(parameters) or 'nothing else to set'}")
     kind = type(parameters[key].default)
     choices = (True, False) if kind is bool else typing.get_args(parameters[key].annotation)  # those of a Literal
     by_name = {str(choice): choice for choice in choices}
@@ -101,16 +102,17 @@ def configurations(args):
     precision = native if args.precision == "auto" else args.precision
     models = available() if args.model == ["all"] else args.model
     splits = data.SPLITS if args.split == ["all"] else args.split
-    options = (vars(args)[key] or [None] for key in OPTIONS)  # None: not given
+    options = (vars(args).get(key, [None]) for key in OPTIONS)  # None: not given
     several = map(dict.fromkeys, (splits, models, *options, args.seed))  # each value once
     for split, model, *values, seed in itertools.product(*several):
         module = module_of(model)
         parameters = inspect.signature(module.Model).parameters
         others = {key: p for key, p in parameters.items() if key not in OPTIONS}
         usual = {key: p.default for key, p in parameters.items()} | TRAINING | getattr(module, "TRAINING", {})
-        base, names = usual | (getattr(module, "PAPER", {}) if args.paper else {}), []
-        if base != usual:  # rnn and gru are the paper's already, others are not in it
-            base, names = base | PAPER, ["paper"]
+        paper = usual | getattr(module, "PAPER", {})
+        base, names = usual, []
+        if args.paper and paper != usual:  # rnn and gru are the paper's already, others are not in it
+            base, names = paper | PAPER, ["paper"]
         given = {key: value for key, value in zip(OPTIONS, values) if value is not None}
         given.update(sorted(dict(setting(text, others) for text in args.set).items()))  # in one order, for names
         if unknown := given.keys() - usual.keys():
@@ -124,7 +126,8 @@ def configurations(args):
             data.batches(split, whole["batch_size"], seed=seed, train_size=whole["train_size"])
             check(split)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            place = traceback.extract_tb(error.__traceback__)[-1]  # it may be a bug in a model that a student writes
+            raise UsageError(f"{error} ({Path(place.filename).name}, line {place.lineno})") from error
         names += [f"{key}{value}" for key, value in given.items() if value != base[key]]
         yield config | {"settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(names)) or "default",
                         "code": code_of(model, split)}
@@ -134,7 +137,7 @@ def configurations(args):
 def check(split):
     """ValueError for a split whose trials cannot be drawn, or that has no test set in distribution."""
     for name, subset in data.SPLITS[split].items():
-        for depth in subset.depths:
+        for depth in subset.depths if name == "train" else [None]:  # None: a test set has one depth alone
             data.trials(split, name, 1, depth=depth)
     if not in_distribution(split):
         raise ValueError(f"split {split} needs a test set drawn like its training trials")
@@ -305,7 +308,7 @@ def log(config, folder, state, model):
            "trials/s": round(steps * size / seconds), "seconds": round(state["seconds"], 3)}
     state["rows"].append(row)
     state.update(loss=0.0, right=0.0)
-    lines = [row.keys(), *(r.values() for r in state["rows"])]
+    lines = [row.keys(), *([r.get(key, "") for key in row] for r in state["rows"])]  # test sets may be new since then
     write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
 
 

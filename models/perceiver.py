@@ -109,7 +109,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim, heads):
         super().__init__()
-        if dim % (2 * heads):
+        if dim % (2 * heads):  # 2: half of a position is sines, half is cosines
             raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
         self.heads = heads
         self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
@@ -133,7 +133,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
-    def forward(self, x, context, bias):
+    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
         x = self.norm1(x + self.attention(x, context, bias))
         return self.norm2(x + self.mlp(x))
 
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
         self.stream, self.read = stream, read
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
 
-    def forward(self, tokens):  # (B, N or 1, C), what is added to the scores of the stream's keys (B, N)
+    def forward(self, tokens):  # (B, T, 5) or (B, 100, 2) -> (B, N or 1, C), what is added to their scores (B, N)
         x, bias = self.stream(tokens)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)

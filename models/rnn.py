@@ -26,7 +26,7 @@ class Rows(nn.Module):
 
     def __init__(self, sizes, dim):
         super().__init__()
-        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))  # from sums of variance 1, learning is slow
+        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))  # small: sums of variance 1 would learn slowly
         self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
 
     def forward(self, features):  # (..., up to len(sizes)) -> (..., C)

@@ -107,7 +107,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim, heads):
         super().__init__()
-        if dim % (2 * heads):
+        if dim % (2 * heads):  # 2: half of a position is sines, half is cosines
             raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
         self.heads = heads
         self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
@@ -131,7 +131,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
-    def forward(self, x, context, bias):
+    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
         x = self.norm1(x + self.attention(x, context, bias))
         return self.norm2(x + self.mlp(x))
 

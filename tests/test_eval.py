@@ -70,7 +70,7 @@ def test_kinds_by_hand():
 # ---- models whose answers are known -----------------------------------------------------------------------------
 
 class Attention(torch.nn.Module):
-    def forward(self, weights):
+    def forward(self, x, context, weights):
         self.weights = weights
 
 
@@ -82,7 +82,7 @@ class Known(torch.nn.Module):
         self.features, self.answer, self.look = state, answer, Attention()
 
     def forward(self, instruction, stimulus):
-        self.look(torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0]]]]))
+        self.look(0, 1, torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0]]]]))
         return self.answer(instruction, stimulus)
 
 
@@ -114,6 +114,11 @@ def test_alignment_says_what_hidden_states_are_organized_like(monkeypatch, state
     assert list(result) == [f"{where}: {part}" for where in ("in", "out") for part in parts]
     for part, value in result.items():
         assert value == pytest.approx(1, abs=1e-3) if organized_like in part else abs(value) < 0.5
+
+
+def test_equal_hidden_states_are_organized_like_nothing():
+    result = evaluation.alignment(Known(lambda instruction, stimulus: torch.zeros(len(stimulus), 4)), "distractor", "cpu")
+    assert {*result.values()} == {0}
 
 
 def test_scores_of_known_answers():

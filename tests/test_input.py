@@ -24,7 +24,7 @@ BAD = {  # flag -> values that it refuses, and what it says is accepted
     "--out": ([""], "expected one argument"), "--paper": (["1"], "unrecognized arguments"),
 }
 CONTRADICTIONS = {
-    "--heads 3": "dim must be a multiple of 2 * heads", "--dim 15": "dim must be a multiple of 2 * heads",
+    "--heads 3": "dim must be a multiple of 2 * heads", "--dim 15": "not 15 with 4 heads (sstfmr.py, line ",
     "--train-size 7": "train_size must be an integer of at least 8", "--bogus 1": "unrecognized arguments",
     "--split productive --train-size 15": "train_size must be an integer of at least 16",
     "--model rnn": "rnn takes no --layers", "--model rnn sstfmr --heads 2": "rnn takes no --heads, --layers",
@@ -50,6 +50,8 @@ def test_a_split_must_be_trainable(tmp_path, capsys, monkeypatch):
     assert "split mine needs a test set drawn like its training trials" in refusal(capsys, train, flags)
     monkeypatch.setitem(data.SPLITS, "mine", dict.fromkeys(("train", "iid"), data.Subset(depths=(2,))))
     assert "depths of a Subset must be" in refusal(capsys, train, flags)
+    monkeypatch.setitem(data.SPLITS, "mine", dict.fromkeys(("train", "iid"), data.Subset(depths=(1, 3))))
+    assert "depth of mine/iid must be 1 or 3, not None" in refusal(capsys, train, flags)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,6 @@
 """Training from the command line: configurations, the files of a run, sharing, interruptions, and what goes wrong."""
 import contextlib
+import csv
 import errno
 import inspect
 import itertools
@@ -297,6 +298,16 @@ def test_other_test_sets_are_evaluated_without_training(finished, tmp_path, monk
     run(tmp_path)
     assert list(content(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
     assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "to do: 1" in capsys.readouterr().out
+
+
+def test_a_new_test_set_of_an_unfinished_run_gets_a_column(finished, tmp_path, monkeypatch):
+    state = torch.load(finished / "checkpoint.pt", weights_only=True)
+    torch.save(state | {"step": 4, "rows": state["rows"][:2]}, finished / "checkpoint.pt")
+    (finished / "result.json").unlink()
+    monkeypatch.setitem(data.SPLITS["systematic1"], "more", data.Subset(distractors=(7, 7)))
+    run(tmp_path)
+    rows = list(csv.DictReader((finished / "log.csv").open()))
+    assert [bool(row["more"]) for row in rows] == [False, False, True] and all(row["seconds"] for row in rows)
 
 
 # ---- sharing and interruptions ----------------------------------------------------------------------------------
