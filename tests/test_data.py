@@ -3,7 +3,6 @@
 `python tests/test_data.py` records the fingerprints of the test sets anew, after a change that is meant to move them.
 tests/test_oracle.py checks the oracle that is used here.
 """
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -31,7 +30,6 @@ SPECIFIED = {(split, subset, depth): (1, 5) for split, subsets, depths in (  # s
 SPECIFIED |= {("distractor", f"distractors{number}", 1): (number, number) for number in (10, 20, 30, 40)}
 SETS = [(split, subset, depth) for split, subsets in data.SPLITS.items() for subset in subsets
         for depth in subsets[subset].depths]  # those that a student adds, too
-each_set = pytest.mark.parametrize("split, subset, depth", SETS)
 
 
 @functools.cache
@@ -46,10 +44,9 @@ def solve_all(x, distractors):
     return [torch.cat(results) for results in zip(*parts)]
 
 
-def operator_tokens(depth):
-    """The places of a tree's operators in its instruction: the other tokens are IfElses."""
-    levels = range((depth + 1) // 2)
-    return [2 * 2 ** level - 2 + index for level in levels for index in range(2 ** level)]
+def operators_of(instruction):
+    """The tokens that are no IfElses. The oracle refuses an instruction that has these elsewhere."""
+    return instruction[:, instruction[0, :, 0] != IF_ELSE]
 
 
 def rows(batch):
@@ -79,7 +76,7 @@ QUERIES["ood6"] = {query for query in QUERIES["ood"] if query[0] not in (GET_COL
 
 # ---- every trial is well posed ------------------------------------------------------------------------------------
 
-@each_set
+@pytest.mark.parametrize("split, subset, depth", SETS)
 @pytest.mark.parametrize("n", [N, pytest.param(-(-1_000_000 // len(SETS)), marks=pytest.mark.slow)])  # a million in all
 def test_every_trial_obeys_the_rules_and_is_answered_right(split, subset, depth, n):
     x = sample(split, subset, depth) if n == N else trials(split, subset, n, seed=2, depth=depth)
@@ -87,7 +84,7 @@ def test_every_trial_obeys_the_rules_and_is_answered_right(split, subset, depth,
     assert obeys.all(), f"broken: {dict(zip(RULES, (~obeys).sum(0).tolist()))}"
     assert torch.equal(answer, x.answer)
     assert x.instruction.shape == (n, {1: 1, 3: 4, 5: 10, 7: 22, 9: 46}[depth], 5)
-    op, shape, color, shape2, color2 = x.instruction[:, operator_tokens(depth)].unbind(2)
+    op, shape, color, shape2, color2 = operators_of(x.instruction).unbind(2)
     assert torch.equal(shape > 0, op != GET_SHAPE) and torch.equal(color > 0, op != GET_COLOR)
     assert torch.equal(shape2 > 0, color2 > 0) and not shape2[(op < SUM_EVEN) | (depth == 1)].any()
 
@@ -125,8 +122,6 @@ def refusal(monkeypatch, subset):
 def test_a_subset_is_met_or_refused(monkeypatch, says, subset):
     reason = refusal(monkeypatch, subset)
     assert reason is None if says is None else reason.startswith(says)
-    with contextlib.nullcontext() if says is None else pytest.raises(ValueError, match=says):
-        next(batches("mine", 300, seed=0))
 
 
 def test_random_subsets_obey_the_rules_or_are_refused(monkeypatch):
@@ -165,9 +160,10 @@ def uniform(values, choices):
 
 @pytest.mark.parametrize("split, subset, depth", SPECIFIED)
 def test_boolean_operators_are_fair_coins_whatever_the_number_of_distractors(split, subset, depth):
-    """... and the truth of each other node. Exactly as many as the set's name says, or 1 to 5 alike."""
+    """Truths depend neither on each other nor on the number of distractors: as many as the set's name says, or 1 to 5
+    alike. Half the parities ask for two objects."""
     x, (low, high) = sample(split, subset, depth), SPECIFIED[split, subset, depth]
-    tokens = x.instruction[:, operator_tokens(depth)]
+    tokens = operators_of(x.instruction)
     count = (x.stimulus > 0).any(2).sum(1) - (tokens[:, :, 1::2] + tokens[:, :, 2::2] > 0).sum((1, 2))
     assert (count == low).all() if low == high else uniform(count, range(low, high + 1))
     parts = zip(tokens.split(1000), x.stimulus.split(1000))
@@ -198,7 +194,7 @@ def test_objects_and_answers_are_uniform():
     *(("systematic1", subset, 1) for subset in ("train", "iid", "ood", "ood6"))])
 def test_operators_and_selectors_are_uniform_over_what_is_allowed(split, subset, depth):
     allowed = QUERIES["train" if subset == "iid" else subset] if split == "systematic1" else QUERIES["all"]
-    token, operators = sample(split, subset, depth).instruction[:, operator_tokens(depth)], {op for op, _, _ in allowed}
+    token, operators = operators_of(sample(split, subset, depth).instruction), {op for op, _, _ in allowed}
     conditions, leaves = token[:, :, 0].split([2 ** (depth // 2) - 1, 2 ** (depth // 2)], 1)
     assert all(uniform(node, BOOLEAN) for node in conditions.T) and all(uniform(node, operators) for node in leaves.T)
     for op in operators:

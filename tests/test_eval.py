@@ -2,14 +2,15 @@
 import json
 import shutil
 import sys
+import types
 
 import pytest
 import torch
 
 import data
 import eval as evaluation
-import train
-from test_train import TESTS, TINY, content, finished, refusal, small_test_sets, trained  # noqa: F401
+from test_oracle import grid
+from test_train import TESTS, finished, refusal, run, trained  # noqa: F401
 
 
 # ---- baselines and kinds, by hand -------------------------------------------------------------------------------
@@ -24,23 +25,19 @@ def test_chance_by_hand():
 
 
 def test_no_binding_by_hand():
-    """Four questions about a red a (cell 0), a blue b (cell 1) and a red c (cell 2)."""
+    """Questions about a red a, a blue b and a red c: operator, shape, color; answer; how often the reader gives it."""
     red, blue = 1, 3
-    stimulus = torch.zeros(4, 100, 2, dtype=torch.int32)
-    stimulus[:, 0], stimulus[:, 1], stimulus[:, 2] = torch.tensor([[1, red], [2, blue], [3, red]])
-    token = torch.tensor([[data.EXIST, 1, blue, 0, 0], [data.GET_LOCATION, 1, red, 0, 0], [data.GET_COLOR, 2, 0, 0, 0],
-                          [data.GET_SHAPE, 0, blue, 0, 0]])
-    answer = torch.tensor([data.FALSE, data.FIRST_CELL, data.FIRST_COLOR + blue - 1, data.FIRST_SHAPE + 1])
-    expected = torch.tensor([0, 1 / 3, 0, 1 / 3])  # a and blue are both there: it says True; most objects are red
-    right = evaluation.no_binding(data.Trials(None, stimulus, answer), token)
-    torch.testing.assert_close(right, expected)
-    answer[2] = data.FIRST_COLOR + red - 1
-    assert evaluation.no_binding(data.Trials(None, stimulus, answer), token)[2] == 1
-    token[:, 0] = torch.tensor([data.SUM_EVEN, data.PRODUCT_ODD, data.EXIST, data.EXIST])
-    token[2:, 1:3] = torch.tensor([[1, red], [4, red]])
-    answer[2:] = data.TRUE
-    right = evaluation.no_binding(data.Trials(None, stimulus, answer), token)
-    assert right.tolist() == [0.5, 0.5, 1, 0]
+    tokens, answers, expected = zip(
+        ((data.EXIST, 1, red), data.TRUE, 1), ((data.EXIST, 4, red), data.TRUE, 0),
+        ((data.EXIST, 1, blue), data.FALSE, 0),  # a and blue are both there: it says True
+        ((data.GET_LOCATION, 1, red), data.FIRST_CELL, 1 / 3),
+        ((data.GET_COLOR, 2, 0), data.FIRST_COLOR + blue - 1, 0),  # most objects are red
+        ((data.GET_COLOR, 2, 0), data.FIRST_COLOR + red - 1, 1),
+        ((data.GET_SHAPE, 0, blue), data.FIRST_SHAPE + 1, 1 / 3),
+        ((data.SUM_EVEN, 1, red), data.FALSE, 1 / 2), ((data.PRODUCT_ODD, 1, red), data.TRUE, 1 / 2))
+    stimulus = grid({(0, 0): (1, red), (0, 1): (2, blue), (0, 2): (3, red)}).expand(len(tokens), -1, -1)
+    right = evaluation.no_binding(data.Trials(None, stimulus, torch.tensor(answers)), torch.tensor(tokens))
+    torch.testing.assert_close(right, torch.tensor(expected))
 
 
 def test_condition_blind_by_hand():
@@ -70,28 +67,17 @@ def test_kinds_by_hand():
 # ---- models whose answers are known -----------------------------------------------------------------------------
 
 class Attention(torch.nn.Module):
-    def forward(self, x, context, weights):
-        self.weights = weights
-
-
-class Known(torch.nn.Module):
-    """A model that answers as `answer`, and whose hidden states are as `state` makes of a trial."""
-
-    def __init__(self, state, answer=None):
-        super().__init__()
-        self.features, self.answer, self.look = state, answer, Attention()
-
     def forward(self, instruction, stimulus):
-        self.look(0, 1, torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0]]]]))
-        return self.answer(instruction, stimulus)
-
-
-def see_answer(instruction, stimulus):
-    return torch.nn.functional.one_hot(data.solve(instruction, stimulus)[0], 138).float()
+        self.weights = torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0]]]])
+        return stimulus
 
 
 def see_stimulus(instruction, stimulus):
     return evaluation.one_hot(stimulus)
+
+
+def see_answer(instruction, stimulus):
+    return torch.nn.functional.one_hot(data.solve(instruction, stimulus)[0], 138).float()
 
 
 def say_true(instruction, stimulus):
@@ -109,7 +95,7 @@ def test_spearman_by_hand():
 @pytest.mark.parametrize("state, organized_like", [(see_stimulus, "stimulus"), (see_answer, "answer")])
 def test_alignment_says_what_hidden_states_are_organized_like(monkeypatch, state, organized_like):
     monkeypatch.setattr(evaluation, "RSA_TRIALS", 200)
-    result = evaluation.alignment(Known(state), "systematic3", "cpu")
+    result = evaluation.alignment(types.SimpleNamespace(features=state), "systematic3", "cpu")
     parts = "stimulus", "instruction", "answer"
     assert list(result) == [f"{where}: {part}" for where in ("in", "out") for part in parts]
     for part, value in result.items():
@@ -117,13 +103,14 @@ def test_alignment_says_what_hidden_states_are_organized_like(monkeypatch, state
 
 
 def test_equal_hidden_states_are_organized_like_nothing():
-    result = evaluation.alignment(Known(lambda instruction, stimulus: torch.zeros(len(stimulus), 4)), "distractor", "cpu")
+    same = types.SimpleNamespace(features=lambda instruction, stimulus: torch.zeros(len(stimulus), 4))
+    result = evaluation.alignment(same, "distractor", "cpu")
     assert {*result.values()} == {0}
 
 
 def test_scores_of_known_answers():
     for answer, right in (see_answer, lambda made: made.answer >= 0), (say_true, lambda made: made.answer == data.TRUE):
-        result = evaluation.score(Known(None, answer), "systematic1", 500, "cpu", "float32")
+        result = evaluation.score(answer, "systematic1", 500, "cpu", "float32")
         for subset in TESTS:
             expected = right(made := data.trials("systematic1", subset, 500)).float()
             exist = made.instruction[:, 0, 0] == data.EXIST
@@ -132,21 +119,31 @@ def test_scores_of_known_answers():
 
 
 def test_mistakes_are_what_the_model_got_wrong():
-    text = evaluation.mistakes(Known(None, say_true), "systematic1", 3, "cpu", "float32")
+    text = evaluation.mistakes(say_true, "systematic1", 3, "cpu", "float32")
     assert text.count("The model says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
-    assert evaluation.mistakes(Known(None, see_answer), "systematic1", 3, "cpu", "float32") == "No mistake in 1,000."
+    assert evaluation.mistakes(see_answer, "systematic1", 3, "cpu", "float32") == "No mistake in 1,000."
 
 
 def test_attention_is_drawn_where_a_model_looks():
-    text = evaluation.attention(Known(None, say_true), "systematic1", "cpu").split("\n\n")
+    text = evaluation.attention(Attention(), "systematic1", "cpu").split("\n\n")
     trial = data.Trials(*(x[0] for x in data.trials("systematic1", "iid", 1)))
     names = [f"{data.COLOR_NAMES[c - 1]} {data.LETTERS[s - 1]}" for s, c in trial.stimulus.tolist() if s]
     names += ["empty cells", "EOS"]
     for row, looks in enumerate([[(70, 1), (100, 2)], [(50, 0), (60, 1)]]):
         expected = ["query", str(row)] + " ".join(f"{percent} {names[i]}" for percent, i in looks).split()
         assert text[-1].splitlines()[1 + row].split() == expected
-    assert text[-1].split()[:4] == ["look,", "row", "0", "head"]
+    assert text[-1].split()[:4] == [",", "row", "0", "head"]  # this model is its attention, so it has no name
     assert "\n\n".join(text[:-1]) == data.show(trial)
+
+
+@pytest.mark.parametrize("model, table, query", [
+    ("dstfmr", "instruction.blocks.0.attention", "token 0"), ("perceiver", "ask_instruction.attention", "query 0"),
+    ("perceiver", "ask_each_other.attention", "latent 0"), ("perceiver", "ask_stimulus.attention", "query 0")])
+def test_attention_names_what_asks(monkeypatch, model, table, query):
+    """... also where a trial happens to have as many keys as the Perceiver has latents: eight objects, empty and EOS."""
+    monkeypatch.setitem(data.SPLITS, "mine", dict.fromkeys(("train", "iid"), data.Subset(distractors=(7, 7))))
+    text = evaluation.attention(evaluation.module_of(model).Model(), "mine", "cpu")
+    assert text.split(f"{table}, row 0 ")[1].splitlines()[1].startswith(query + " ")
 
 
 # ---- the command line -------------------------------------------------------------------------------------------
@@ -155,10 +152,8 @@ def test_attention_is_drawn_where_a_model_looks():
 def runs(tmp_path_factory):
     """Finished runs of two models, one of them with two seeds, and one of another split."""
     out = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        small_test_sets.__wrapped__(patch)
-        for flags in (["--seed", "0", "1"], ["--model", "treetfmr"], ["--split", "distractor"]):
-            train.main([*TINY, *flags, "--out", str(out)])
+    for flags in (["--seed", "0", "1"], ["--model", "treetfmr"], ["--split", "distractor"]):
+        run(out, *flags)
     return out
 
 
@@ -172,7 +167,7 @@ def test_saved_and_fresh_results_agree_with_training(runs, capsys):
     table = output(capsys, runs, "--per-operator", "--rsa")
     assert output(capsys, runs, "--per-operator", "--rsa", "--fresh", "--n", "50") == table
     assert output(capsys, runs, "--fresh", "--n", "40") not in table  # other trials, other numbers
-    saved = content(next(runs.rglob("treetfmr/**/result.json")))
+    saved = evaluation.read(next(runs.rglob("treetfmr/**/result.json")))
     line, = (line for line in output(capsys, runs / "systematic1" / "treetfmr").splitlines() if "treetfmr" in line)
     assert line.split()[-len(TESTS):] == [f"{100 * p:.1f}" for p in saved["accuracy"].values()]
     assert output(capsys, runs, runs / "systematic1", "--per-operator", "--rsa") == table  # named twice, counted once
@@ -181,11 +176,11 @@ def test_saved_and_fresh_results_agree_with_training(runs, capsys):
 def test_flags_add_what_they_name(runs, capsys):  # more of this: the tables in the pages
     assert not any(word in output(capsys, runs) for word in ("Exist", "head 0", "Answer", "rank correlation", "|", "differ in"))
     assert output(capsys, runs, "--show", "2").count("The model says:") == 2 * 4
-    assert ", row 0 " in output(capsys, runs / "systematic1" / "treetfmr", "--attention")
+    assert "blocks.0.attention, row 0 " in output(capsys, runs / "systematic1" / "treetfmr", "--attention")
 
 
 def test_rows_that_differ_in_the_machine_are_marked(finished, tmp_path, capsys):
-    config = content(finished / "config.json")
+    config = evaluation.read(finished / "config.json")
     for copy, changes in ("again", {}), ("other", {"seed": 1, "device": "abc"}):  # the first is no other seed
         shutil.copytree(finished, tmp_path / copy)
         (tmp_path / copy / "config.json").write_text(json.dumps(config | changes))
@@ -208,7 +203,7 @@ def test_unfinished_runs_are_left_out_unless_fresh(finished, trained, tmp_path, 
 
 @pytest.mark.parametrize("key, value", [("model", "gone"), ("model", "../../x"), ("split", "gone"), ("code", "0" * 12)])
 def test_runs_of_what_is_gone_are_left_out(finished, trained, tmp_path, capsys, key, value):
-    (finished / "config.json").write_text(json.dumps(content(finished / "config.json") | {key: value}))
+    (finished / "config.json").write_text(json.dumps(evaluation.read(finished / "config.json") | {key: value}))
     for flags in [], ["--fresh", "--n", "20"]:
         evaluation.main([str(tmp_path), str(trained), *flags])
         captured = capsys.readouterr()

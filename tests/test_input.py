@@ -6,8 +6,9 @@ import data
 import eval as evaluation
 import train
 from test_oracle import GRID3, TREE3, grid
-from test_train import CHANGES, TINY, refusal, small_test_sets  # noqa: F401
+from test_train import CHANGES, TINY, refusal
 
+TRIAL = {"instruction": torch.tensor([TREE3]), "stimulus": grid(GRID3)}
 HUGE = "must be an integer from 1 to 1000000000"
 BAD = {  # flag -> values that it refuses, and what it says is accepted
     "--model": (["nobody", "../../x", "all sstfmr", "__init__"], f"there are {', '.join(evaluation.available())}"),
@@ -33,14 +34,23 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("flags, says", [
-    *((f"{flag} {value}", says) for flag, (values, says) in BAD.items() for value in values),
-    *CONTRADICTIONS.items()])
-def test_training_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, flags, says):
+@pytest.mark.parametrize("program, flags, says", [
+    *((train, f"{flag} {value}", says) for flag, (values, says) in BAD.items() for value in values),
+    *((train, flags, says) for flags, says in CONTRADICTIONS.items()),
+    (evaluation, "--n 0", "must be an integer from 1 to 100000"), (evaluation, "--n x", "must be an integer"),
+    (evaluation, "--show -1", "must be an integer from 0 to 1000"), (evaluation, "--device tpu", "choose from"),
+    (evaluation, "--plot", "expected one"), (evaluation, "--saved", "unrecognized arguments"),
+    (evaluation, "nowhere", "no run in nowhere: train one with train.py"), (evaluation, "", "no run in runs: train"),
+    (data, "--subset iid", "split productive has no subset 'iid'; it has train, depth1"),
+    (data, "--split none", "choose from"), (data, "--n 0", "must be an integer from 1 to 1000000"),
+    (data, "--seed -1", "must be an integer from 0 to"), (data, "--depth 4", "choose from"),
+    (data, "--subset depth3 --depth 9", "depth of productive/depth3 must be 3, not 9"),
+    (data, "--subset train", "depth of productive/train must be 1 or 3, not None")])
+def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert says in refusal(capsys, train, [*TINY, *flags.split()])
+    assert says in refusal(capsys, program, [*(TINY if program is train else []), *flags.split()])
     assert not list(tmp_path.iterdir())
 
 
@@ -53,21 +63,6 @@ def test_a_split_must_be_trainable(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(data.SPLITS, "mine", dict.fromkeys(("train", "iid"), data.Subset(depths=(1, 3))))
     assert "depth of mine/iid must be 1 or 3, not None" in refusal(capsys, train, flags)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("program, flags, says", [
-    (evaluation, "--n 0", "must be an integer from 1 to 100000"), (evaluation, "--n x", "must be an integer"),
-    (evaluation, "--show -1", "must be an integer from 0 to 1000"), (evaluation, "--device tpu", "choose from"),
-    (evaluation, "--plot", "expected one"), (evaluation, "--saved", "unrecognized arguments"),
-    (evaluation, "nowhere", "no run in nowhere: train one with train.py"), (evaluation, "", "no run in runs: train one"),
-    (data, "--subset iid", "split productive has no subset 'iid'; it has train, depth1"),
-    (data, "--split none", "choose from"), (data, "--n 0", "must be an integer from 1 to 1000000"),
-    (data, "--seed -1", "must be an integer from 0 to"), (data, "--depth 4", "choose from"),
-    (data, "--subset depth3 --depth 9", "depth of productive/depth3 must be 3, not 9"),
-    (data, "--subset train", "depth of productive/train must be 1 or 3, not None")])
-def test_the_other_programs_refuse(capsys, monkeypatch, tmp_path, program, flags, says):
-    monkeypatch.chdir(tmp_path)
-    assert says in refusal(capsys, program, flags.split())
 
 
 @pytest.mark.parametrize("program", [train, evaluation, data])
@@ -85,9 +80,11 @@ def test_every_flag_has_help_and_its_tests(program, capsys, monkeypatch):
     (data.trials, {"split": "distractors"}, "split"), (data.trials, {"n": 0}, "n must be an integer of at least 1"),
     (data.trials, {"seed": 1.0}, "seed must be an integer"), (data.trials, {"device": "tpu"}, "device"),
     (data.batches, {"batch_size": 0}, "batch_size must be an integer of"),
-    (data.batches, {"seed": None}, "seed must be an integer"), (data.batches, {"start": -1}, "start must be an integer of")])
+    (data.batches, {"seed": None}, "seed must be an integer"), (data.batches, {"start": -1}, "start must be an int"),
+    *((data.solve, {"distractors": numbers}, "^distractors must be") for numbers in ((5, 1), (1,), (0.5, 2), None))])
 def test_functions_name_the_wrong_argument(function, change, says):
-    usual = {"split": "productive", **({"subset": "depth1", "n": 1} if function is data.trials else {"batch_size": 6, "seed": 0})}
+    usual = {data.trials: {"split": "productive", "subset": "depth1", "n": 1}, data.solve: TRIAL,
+             data.batches: {"split": "productive", "batch_size": 6, "seed": 0}}[function]
     function(**usual)
     with pytest.raises(ValueError, match=says):
         function(**usual | change)
@@ -101,14 +98,6 @@ def test_functions_name_the_wrong_argument(function, change, says):
     *(("instruction", lambda x, op=op: x.index_put((torch.tensor(0),) * 3, torch.tensor(op)))
       for op in (0, data.IF_ELSE, data.GET_SHAPE))])
 def test_the_oracle_names_what_is_no_trial(named, change):
-    tokens = {"instruction": torch.tensor([TREE3]), "stimulus": grid(GRID3)}
-    tokens[named] = change(tokens[named])
     for function in (data.solve, data.path):
         with pytest.raises(ValueError, match=f"^{named} must"):
-            function(**tokens)
-
-
-@pytest.mark.parametrize("distractors", [(5, 1), (1,), (0.5, 2), None])
-def test_the_oracle_names_what_is_no_number_of_distractors(distractors):
-    with pytest.raises(ValueError, match="^distractors must be"):
-        data.solve(torch.tensor([TREE3]), grid(GRID3), distractors)
+            function(**TRIAL | {named: change(TRIAL[named])})

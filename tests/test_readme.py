@@ -1,6 +1,7 @@
 """The four pages keep their word: every command runs at reduced size, every exercise's edit applies, every table is
 printed from the recorded runs, links resolve."""
 import importlib.util
+import itertools
 import re
 import shlex
 import shutil
@@ -23,6 +24,8 @@ README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
 TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)  # each with the command that printed it
 PICTURES = re.findall(r"^<!-- drawn by python (\S+) (.* --plot (\S+)) -->$", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
+FIRST = ("eval.py", "recorded/distractor/sstfmr/layers1-heads1/seed0",
+         next(block for _, block in BLOCKS if block.startswith("distractor, accuracy")))  # what README's command prints
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
@@ -47,6 +50,13 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
         if "--plot" not in command or importlib.util.find_spec("matplotlib"):  # tests/test_eval.py sees what it says then
             assert not PROGRAMS[program].main(arguments + SMALLER.get(program, [])), command  # no mutant lives
             assert capsys.readouterr().out.strip(), command
+
+
+def test_the_trial_in_the_readme_is_what_its_command_prints(capsys):
+    data.main(["--split", "productive", "--subset", "depth3", "--n", "1"])
+    assert (trial := capsys.readouterr().out) in README and "Answer: " in trial
+    data.main(["--subset", "depth3", "--n", "2", "--seed", "4"])
+    assert (others := capsys.readouterr().out).count("Answer: ") == 2 and trial not in others
 
 
 def edits(text):
@@ -130,9 +140,9 @@ def recorded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("program, arguments, table", TABLES + PICTURES, ids=range(len(TABLES + PICTURES)))
+@pytest.mark.parametrize("program, arguments, table", [*TABLES, *PICTURES, FIRST], ids=itertools.count())
 def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, capsys, program, arguments, table):
-    """Whatever the code has become since: the next test says whether it is that of the runs."""
+    """Whatever the code has become since: the next test says whether it is that of the runs. Pictures are only drawn."""
     if "--plot" in arguments:
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(recorded)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from data import EXIST, IF_ELSE, OPERATORS, TRUE, path, trials
+from data import EXIST, IF_ELSE, OPERATORS, TRUE, evaluate_nodes, path, trials
 from test_data import BOOLEAN, TEST_SETS
 
 FAST = [("distractor", "iid", 40_000), ("systematic1", "ood", 40_000), ("productive", "depth3", 40_000)]
@@ -89,8 +89,7 @@ def test_trivial_cues_stay_at_chance_and_give_a_broken_generator_away(split, sub
 def test_trivial_cues_tell_little_of_the_first_condition(subset):
     """With few distractors the root has no decoy, so cues tell a little of its truth. This bounds it."""
     instruction, stimulus, _ = trials("productive", subset, 100_000, seed=1)
-    # The answering path's second operator is the left one (a token earlier than its sibling) where the root is True.
-    truth = torch.cat([path(*part)[:, 1] for part in zip(instruction.split(1000), stimulus.split(1000))]) == 2
+    truth = evaluate_nodes(instruction[:, :1], stimulus)[0][:, 0] == TRUE
     for operator in BOOLEAN:
         chosen = instruction[:, 0, 0] == operator
         told = held_out_accuracy(cues(instruction[chosen], stimulus[chosen]), truth[chosen])

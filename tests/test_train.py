@@ -17,6 +17,7 @@ import sys
 import threading
 import typing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,13 +30,7 @@ import train
 TINY = ["--model", "sstfmr", "--split", "systematic1", "--dim", "16", "--layers", "1", "--steps", "6",
         "--batch-size", "8", "--eval-every", "2", "--device", "cpu"]
 TESTS = list(data.SPLITS["systematic1"])[1:]
-SMALL = [(train, "LOG_TRIALS"), (train, "TEST_TRIALS"), (evaluation, "RSA_TRIALS")]  # 50 trials each
-
-
-@pytest.fixture(autouse=True)
-def small_test_sets(monkeypatch):
-    for module, name in SMALL:
-        monkeypatch.setattr(module, name, 50)
+train.LOG_TRIALS = train.TEST_TRIALS = evaluation.RSA_TRIALS = 50  # per test set, in whatever tests run with these
 
 
 def run(out, *flags):
@@ -47,10 +42,8 @@ def run(out, *flags):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A folder of one finished run, for those who only look at it."""
-    with pytest.MonkeyPatch.context() as patch:
-        small_test_sets.__wrapped__(patch)
-        out = tmp_path_factory.mktemp("trained")
-        run(out)
+    out = tmp_path_factory.mktemp("trained")
+    run(out)
     return out
 
 
@@ -79,10 +72,6 @@ def configurations(*flags):
     return list(train.configurations(train.parse(["--device", "cpu", *flags])[1]))
 
 
-def content(path):
-    return json.loads(path.read_text())
-
-
 def weights(folder):
     return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
 
@@ -90,7 +79,7 @@ def weights(folder):
 def bits(folder):
     """What the same command gives again: everything but times."""
     log = [line.rsplit(",", 2)[0] for line in (folder / "log.csv").read_text().splitlines()]
-    result = content(folder / "result.json") | {"seconds": 0, "log": None}
+    result = evaluation.read(folder / "result.json") | {"seconds": 0, "log": None}
     return {name: value.tolist() for name, value in weights(folder).items()}, log, result
 
 
@@ -165,12 +154,11 @@ def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flag
     train.main([*line, *flags.split(), "--out", str(tmp_path)])
     folder, plain = (next(out.rglob("seed*")) for out in (tmp_path, trained))
     key, value = CHANGES[flags]
-    found = content(folder / "config.json")[key]
+    found = evaluation.read(folder / "config.json")[key]
     assert (found == found | value if isinstance(value, dict) else found == value)
     assert (bits(folder)[0] == bits(plain)[0]) == (key == "eval_every")
     assert re.fullmatch(r"[A-Za-z0-9.-]+", folder.parent.name)
-    in_name = key not in ("seed", "precision", "model", "split")  # these are the run's and the machine's
-    assert not in_name or folder.parent.name != plain.parent.name
+    assert folder.parent.name != plain.parent.name or key in ("seed", "precision", "model", "split")
 
 
 # ---- training ---------------------------------------------------------------------------------------------------
@@ -179,7 +167,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path)
     assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps6-batchsize8-evalevery2/seed0"
     assert {p.name for p in folder.iterdir()} == {"config.json", "log.csv", "checkpoint.pt", "result.json", "lock"}
-    result, config = content(folder / "result.json"), content(folder / "config.json")
+    result, config = evaluation.read(folder / "result.json"), evaluation.read(folder / "config.json")
     assert list(result["accuracy"]) == TESTS and result["trials"] == 48
     assert result["parameters"] == sum(value.numel() for value in weights(folder).values())
     log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
@@ -237,10 +225,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
 @pytest.mark.parametrize("error", [ValueError("too many values to unpack"), RuntimeError("a single memory location")])
 def test_a_bug_keeps_its_traceback(tmp_path, finished, monkeypatch, error):
     """Whoever changes a model, as every exercise does, must see where it fails."""
-    def features(*tokens):
-        raise error
-
-    monkeypatch.setattr(evaluation.module_of("sstfmr").Model, "features", features)
+    monkeypatch.setattr(evaluation.module_of("sstfmr").Model, "features", Mock(side_effect=error))
     with pytest.raises(type(error), match=str(error)):
         run(tmp_path, "--seed", "1")
     with pytest.raises(type(error), match=str(error)):
@@ -249,44 +234,38 @@ def test_a_bug_keeps_its_traceback(tmp_path, finished, monkeypatch, error):
 
 # ---- other code, other test sets --------------------------------------------------------------------------------
 
-@pytest.fixture
-def copy(tmp_path_factory, monkeypatch):
-    """A copy of the files that decide numbers; eval.py takes it for its own."""
-    root = tmp_path_factory.mktemp("copy")
-    shutil.copytree(Path(data.__file__).parent / "models", root / "models")
-    shutil.copy(data.__file__, root)
-    monkeypatch.setattr(evaluation, "__file__", str(root / "eval.py"))
-    return root
-
-
-def test_the_code_of_a_run_is_what_decides_its_numbers(copy, monkeypatch):
-    def code(file, text):
-        (copy / file).write_text(text)
-        return evaluation.code_of("sstfmr", "systematic1")
-
+def test_the_code_of_a_run_is_what_decides_its_numbers(monkeypatch):
     plain = '\n\ndef f(x):\n    """One."""\n    if x:\n        x = x[:2]\n        x += 1\n    return x - 3\n'
-    same = {"One": "Two,\n    at length", "x = x[:2]": "x = (x[:2])  # two", "\n    if x": "\n\n    # why\n    if x"}
+    same = {"One": "Two,\n    at length", "x = x[:2]": "x = (x[:2])  # two", "\n    if x": "\n\n    # why\n    if x",
+            "- 3\n": "- 3\nSPLITS = {'mine': {}}\n"}
     other = {"x[:2]": "x[2:]", "- 3": "- 4", "        x += 1": "    else:\n        x += 1", "x - 3": "None"}
-    for file in "models/sstfmr.py", "data.py":
-        before = code(file, plain)
-        assert all(code(file, plain.replace(*change)) == before for change in same.items())
-        assert len({before, *(code(file, plain.replace(*change)) for change in other.items())}) == 1 + len(other)
-    before = code("data.py", plain)
+    before, code = evaluation.meaning(plain), evaluation.code_of("sstfmr", "systematic1")
+    assert all(evaluation.meaning(plain.replace(*change)) == before for change in same.items())
+    assert len({before, *(evaluation.meaning(plain.replace(*change)) for change in other.items())}) == 1 + len(other)
     monkeypatch.setitem(data.SPLITS["systematic1"], "more", data.Subset())
-    assert code("data.py", plain + "SPLITS = {'mine': {}}\n") == code("models/rnn.py", "") == before
+    assert evaluation.code_of("sstfmr", "systematic1") == code
     monkeypatch.setitem(data.SPLITS["systematic1"], "train", data.Subset())
-    assert code("models/rnn.py", "") != before
+    assert evaluation.code_of("sstfmr", "systematic1") != code
 
 
-def test_results_of_other_code_or_settings_are_refused(finished, tmp_path, copy, capsys):
-    config, model = finished / "config.json", copy / "models/sstfmr.py"
-    model.write_text(model.read_text() + "# only a comment\n")
+def test_results_of_other_code_or_settings_are_refused(finished, tmp_path, monkeypatch, capsys):
+    """eval.py takes a copy of the files that decide numbers for its own."""
+    monkeypatch.setattr(evaluation, "__file__", str(tmp_path / "eval.py"))
+    shutil.copytree(Path(data.__file__).parent / "models", tmp_path / "models")
+    shutil.copy(data.__file__, tmp_path)
+    files, config = [tmp_path / "models/sstfmr.py", tmp_path / "data.py"], finished / "config.json"
+    for file in files:
+        file.write_text(file.read_text() + "# only a comment\n")
+    (tmp_path / "models/rnn.py").write_text("")
     run(tmp_path)
     config.write_text(config.read_text().replace('"lr": 0.001', '"lr": 0.5'))
     before = {path: path.read_bytes() for path in finished.iterdir()}
     assert "holds another run (lr is 0.5 there, 0.001 here): remove it or choose" in refused(capsys, tmp_path)
-    model.write_text(model.read_text() + "NEW = 1\n")
-    assert "since the model's file or data.py has changed" in refused(capsys, tmp_path)
+    for file in files:
+        text = file.read_text()
+        file.write_text(text + "NEW = 1\n")
+        assert "since the model's file or data.py has changed" in refused(capsys, tmp_path)
+        file.write_text(text)
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
 
 
@@ -296,7 +275,7 @@ def test_other_test_sets_are_evaluated_without_training(finished, tmp_path, monk
     evaluation.main([str(tmp_path)])
     assert f"or has other test sets now (--fresh evaluates it): {finished}" in capsys.readouterr().err
     run(tmp_path)
-    assert list(content(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
+    assert list(evaluation.read(finished / "result.json")["accuracy"]) == [*TESTS, "more"]
     assert (finished / "checkpoint.pt").stat().st_mtime_ns == before and "to do: 1" in capsys.readouterr().out
 
 
@@ -331,10 +310,7 @@ def test_the_same_command_started_again_shares_the_runs(tmp_path, capsys, monkey
 
 
 def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     folder, = run(tmp_path)
     assert (folder / "result.json").exists()
 
@@ -351,7 +327,6 @@ def child(arguments, moment):
     """Trains, and kills itself when it is about to put its n-th file in place."""
     sys.stdout = sys.stderr = open(os.devnull, "w")
     train.tqdm.set_lock(threading.RLock())  # its own is shared by processes, and a killed one would leave it behind
-    small_test_sets.__wrapped__(pytest.MonkeyPatch())
     evaluation.module_of("sstfmr").Model.forward = with_dropout
     replace, calls = os.replace, itertools.count(1)
 
@@ -382,20 +357,13 @@ def test_kills_change_no_bit(tmp_path, monkeypatch, flags, moments):
 
 @pytest.mark.parametrize("program, function, says", [(train, "log", "The same command goes on"), (evaluation, "find", "")])
 def test_ctrl_c_ends_with_130(tmp_path, capsys, monkeypatch, program, function, says):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(program, function, interrupted)
+    monkeypatch.setattr(program, function, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as stop:
         program.main([*TINY, "--out", str(tmp_path)] if program is train else [])
     assert stop.value.code == 130 and says in capsys.readouterr().out
 
 
 # ---- what goes wrong with files ---------------------------------------------------------------------------------
-
-def other_model(path):
-    torch.save(torch.load(path, weights_only=True) | {"model": {"readout.weight": torch.zeros(2)}}, path)
-
 
 class Attack:
     """A pickle that runs a command when it is loaded."""
@@ -405,7 +373,8 @@ class Attack:
 
 
 @pytest.mark.parametrize("damage", [
-    lambda path: os.truncate(path, 1000), other_model, lambda path: torch.save({"model": Attack()}, path)])
+    lambda path: os.truncate(path, 1000), lambda path: torch.save({"model": Attack()}, path),
+    lambda path: torch.save(torch.load(path, weights_only=True) | {"model": {}}, path)])
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_left_alone(finished, tmp_path, capsys, monkeypatch, damage):
     monkeypatch.chdir(tmp_path)
     (finished / "result.json").unlink()
