@@ -1,39 +1,44 @@
-"""MLP: the whole trial as one long one-hot vector; every place of a token and every cell has weights of its own.
+"""MLP: the whole trial as one long one-hot vector; every token and cell has weights of its own.
 
     instruction (T tokens, zero-padded to 46)     stimulus (100 cells)
                         |                             |
-                        '------------- + -------------'      the streams meet before the first nonlinearity
-                                       |
+                        '------------- + -------------'    the streams meet before the
+                                       |                   first nonlinearity
                                 [ GELU, Linear ]  x (layers - 1)
                                        |
                                 GELU, LayerNorm -> readout -> 138 logits
 
-Not in the paper. Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that scaling data and width alone can lead to
-compositional generalization, and that a task's constituents can then be decoded linearly from the hidden units. So
-scale --dim, --layers and --steps (or --train-size).
+Not in the paper. Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that scaling data and width
+alone can lead to compositional generalization, and that a task's constituents can then be decoded
+linearly from the hidden units. So scale --dim, --layers and --steps (or --train-size).
 
-Differs from the paper: 1) it has no MLP. --paper changes nothing here.
+Differs from the paper: it has no MLP.
 """
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+import data
 
 TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
 LONGEST = 46  # instruction tokens at depth 9
 
 
 class Rows(nn.Module):
-    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell has the feature 0
-    twice, and its rows are added like any others. Features left out at the end add nothing."""
+    """The sum of one row of the table per feature. An empty cell has the feature 0 twice, and its
+    rows are added like any others. Features left out at the end add nothing."""
 
     def __init__(self, sizes, dim):
         super().__init__()
-        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))  # small: sums of variance 1 would learn slowly
-        self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
+        # small: sums of variance 1 would learn slowly
+        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))
+        first = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
+        self.register_buffer("first", first, persistent=False)
 
     def forward(self, features):  # (..., up to len(sizes)) -> (..., C)
         rows = features + self.first[:features.shape[-1]]
-        return F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum").unflatten(0, features.shape[:-1])
+        x = F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum")
+        return x.unflatten(0, features.shape[:-1])
 
 
 class Model(nn.Module):
@@ -43,16 +48,18 @@ class Model(nn.Module):
         super().__init__()
         if layers < 1:
             raise ValueError(f"layers must be at least 1, not {layers}")
-        self.instruction, self.stimulus = Rows((10, 27, 11, 27, 11) * LONGEST, dim), Rows((27, 11) * 100, dim)
+        sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
+        self.instruction = Rows((sizes + sizes[1:]) * LONGEST, dim)
+        self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
         self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, 138)
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         for module in (*self.layers, self.readout):
             nn.init.normal_(module.weight, std=dim ** -0.5)
             nn.init.zeros_(module.bias)
 
-    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
-        if instruction.shape[1] > LONGEST:
-            raise ValueError(f"it reads at most {LONGEST} instruction tokens (depth 9), not {instruction.shape[1]}")
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
+        if (T := instruction.shape[1]) > LONGEST:
+            raise ValueError(f"it reads at most {LONGEST} instruction tokens (depth 9), not {T}")
         x = F.gelu(self.instruction(instruction.flatten(1)) + self.stimulus(stimulus.flatten(1)))
         for layer in self.layers:
             x = F.gelu(layer(x))

@@ -1,37 +1,42 @@
-"""RNN: reads the instruction token by token, and sees the whole flattened stimulus beside each of them (section 3.1).
+"""RNN: reads the instruction token by token, and the whole stimulus beside each (section 3.1).
 
-    stimulus (100 cells)   .-----------.-----------.-- ... --.
-                           |           |           |         |
-    instruction tokens     1           2           3         T      the streams meet in every step
-                           |           |           |         |
-                     0 -> tanh -----> tanh -----> tanh ... tanh -> LayerNorm -> readout -> 138 logits
+    stimulus (100 cells)  .---------.---------.-- ... --.
+                          |         |         |         |
+    instruction tokens    1         2         3         T    the streams meet in every step
+                          |         |         |         |
+                    0 -> tanh ---> tanh ---> tanh ... tanh -> LayerNorm -> readout -> 138 logits
 
-Every place of the grid has weights of its own, so what is learned about one cell says nothing about the others. At
-depth 1 the recurrent weights only meet the state 0 and are not trained: the model is an MLP with one hidden layer.
+Every place of the grid has weights of its own, so what is learned about one cell says nothing about
+the others. At depth 1 the recurrent weights only meet the state 0 and are not trained: the model is
+an MLP with one hidden layer.
 
-Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller; 2) the input has no bias:
-its rows hold it; 3) there is no EOS.
+Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller;
+2) the input has no bias: its rows hold it; 3) there is no EOS.
 """
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-PAPER = {"dim": 512}
+import data
+
 TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
 
 
 class Rows(nn.Module):
-    """A linear map of one-hot features: the sum of one row of the table per feature. An empty cell has the feature 0
-    twice, and its rows are added like any others. Features left out at the end add nothing."""
+    """The sum of one row of the table per feature. An empty cell has the feature 0 twice, and its
+    rows are added like any others. Features left out at the end add nothing."""
 
     def __init__(self, sizes, dim):
         super().__init__()
-        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))  # small: sums of variance 1 would learn slowly
-        self.register_buffer("first", torch.tensor([sum(sizes[:i]) for i in range(len(sizes))]), persistent=False)
+        # small: sums of variance 1 would learn slowly
+        self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))
+        first = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
+        self.register_buffer("first", first, persistent=False)
 
     def forward(self, features):  # (..., up to len(sizes)) -> (..., C)
         rows = features + self.first[:features.shape[-1]]
-        return F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum").unflatten(0, features.shape[:-1])
+        x = F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum")
+        return x.unflatten(0, features.shape[:-1])
 
 
 class Model(nn.Module):
@@ -39,9 +44,11 @@ class Model(nn.Module):
 
     def __init__(self, dim=512):
         super().__init__()
-        self.instruction, self.stimulus = Rows((10, 27, 11, 27, 11), dim), Rows((27, 11) * 100, dim)
+        sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
+        self.instruction = Rows(sizes + sizes[1:], dim)
+        self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
         self.recurrent = nn.Linear(dim, dim)
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, 138)
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         for module in (self.recurrent, self.readout):
             nn.init.normal_(module.weight, std=dim ** -0.5)
             nn.init.zeros_(module.bias)
@@ -49,9 +56,10 @@ class Model(nn.Module):
     def step(self, x, state):  # (B, C), (B, C) -> (B, C)
         return torch.tanh(x + self.recurrent(state))
 
-    def features(self, instruction, stimulus):  # (B, T, 5), (B, S, 2) -> (B, C)
-        # W [token, stimulus] = U token + V stimulus, and the stimulus is the same in every step: V stimulus once
-        inputs = self.instruction(instruction) + self.stimulus(stimulus.flatten(1))[:, None]  # (B, T, C)
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
+        # W [token, stimulus] = U token + V stimulus, and V stimulus is the same in every step
+        stimulus = self.stimulus(stimulus.flatten(1))[:, None]  # (B, 1, C)
+        inputs = self.instruction(instruction) + stimulus  # (B, T, C)
         state = inputs.new_zeros(len(inputs), self.recurrent.in_features)
         for x in inputs.unbind(1):
             state = self.step(x, state)

@@ -1,20 +1,17 @@
-"""SSTfmr, the single-stream Transformer: instruction and stimulus are one sequence, encoded together (section 3.1).
+"""SSTfmr, the single-stream Transformer: instruction and stimulus are one sequence (section 3.1).
 
-    root ... EOS    objects ... EOS         the streams meet in every block
+    root ... EOS    objects ... EOS     the streams meet in every block
       |       |        |         |
-    [ Block: every token reads all ]   x (layers - 1)
+    [ Block: every token reads all ]    x (layers - 1)
       |       |        |         |
-    [ Block: one token reads all   ]        read="root": the root operator's token
-      |                                     read="eos": the last EOS, as in the paper
+    [ Block: one token reads all   ]    read="root": the root operator's token
+      |                                 read="eos": the last EOS, as in the paper
     readout -> 138 logits
 
-Which token answers matters. EOS starts as the same vector in every trial. The root's token starts as the question, and
-once it holds the truth of its condition, its query can depend on that: "I am true, so I look left".
-
-Differs from the paper: 1) three layers, four heads, width 128; 2) the root's token is read; 3) one token per selector;
-4) stimulus positions are learned, instruction positions have wavelengths from 2.5 to 64 tokens; 5) Muon instead of
-AdamW; 6) empty cells have no position; 7) keys have no bias; 8) Linear starts with variance 1 / fan-in, queries with
-0.09 of it, embeddings with 1. --paper undoes 1 to 5.
+Differs from the paper: 1) three layers, four heads, width 128; 2) the root's token is read; 3) one
+token per selector; 4) learned stimulus positions, instruction positions with wavelengths from 2.5
+to 64 tokens; 5) Muon, not AdamW; 6) empty cells have no position; 7) keys have no bias; 8) Linear
+starts with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1.
 """
 import math
 from typing import Literal
@@ -23,79 +20,68 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-PAPER = {"dim": 256, "layers": 1, "heads": 1, "position": "paper", "read": "eos", "tokens": "operator"}
+import data
+
 READ = {"root": 0, "eos": -1}  # which token of a stream
-WAVELENGTHS = {"sinusoidal": (2.5, 64), "paper": (2 * math.pi, 2 * math.pi * 10_000)}  # shortest, longest, in tokens
 
 
-def sinusoids(length, dim, position):
-    """Positions 0 .. length - 1 as sines and cosines of unit variance (length, C)."""
-    shortest, longest = WAVELENGTHS[position]
-    wavelength = shortest * (longest / shortest) ** torch.linspace(0, 1, dim // 2)
+def sinusoids(length, dim):  # -> (length, C), of unit variance
+    wavelength = 2.5 * (64 / 2.5) ** torch.linspace(0, 1, dim // 2)  # in tokens
     angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
     return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
 
 
-class Embedding(nn.Module):
-    """A token is the sum of one learned vector per feature: a linear map of its one-hot features."""
-
-    def __init__(self, *sizes, dim):
-        super().__init__()
-        self.tables = nn.ParameterList(torch.randn(size, dim) for size in sizes)
-
+class Embedding(nn.ModuleList):  # a token is the sum of a vector per feature
     def forward(self, tokens):  # (B, N, features) -> (B, N, C)
-        return sum(F.embedding(ids, table) for ids, table in zip(tokens.unbind(2), self.tables, strict=True))
+        return sum(table(ids) for table, ids in zip(self, tokens.unbind(2), strict=True))
 
 
-class Instruction(nn.Module):
-    """The instruction and its EOS as vectors. With tokens="operator" there is one token per operator. With "selector"
-    there is one per selector, all first ones, then all second ones. An absent second selector gets no attention."""
-
-    def __init__(self, dim, position, tokens):
+class Instruction(nn.Module):  # first selectors, second selectors, EOS; or operators, EOS
+    def __init__(self, dim, tokens):
         super().__init__()
-        self.position, self.eos = position, nn.Parameter(torch.randn(dim))
-        if tokens == "operator":
-            self.embedding, self.second = Embedding(10, 27, 11, 27, 11, dim=dim), None
-        else:
-            self.embedding, self.second = Embedding(10, 27, 11, dim=dim), nn.Parameter(torch.randn(dim))
+        sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
+        sizes += sizes[1:] if tokens == "operator" else ()
+        self.eos = nn.Parameter(torch.randn(dim))
+        self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
+        self.second = None if tokens == "operator" else nn.Parameter(torch.randn(dim))
 
-    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), what is added to the scores of these keys (B, N)
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), attention bias (B, N)
         B, T, _ = instruction.shape
-        place = sinusoids(T, len(self.eos), self.position).to(self.eos.device)
+        place = sinusoids(T, len(self.eos)).to(self.eos.device)
         eos = self.eos.expand(B, 1, -1)
         if self.second is None:
-            return torch.cat([self.embedding(instruction) + place, eos], 1), self.eos.new_zeros(B, T + 1)
+            x = torch.cat([self.embedding(instruction) + place, eos], 1)
+            return x, x.new_zeros(B, T + 1)
         first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
-        x = torch.cat([self.embedding(first) + place, self.embedding(second) + place + self.second, eos], 1)
-        return x, F.pad(torch.where(second[:, :, 1] > 0, 0, -math.inf), (T, 1))  # absent: no attention
+        x = [self.embedding(first) + place, self.embedding(second) + place + self.second, eos]
+        bias = torch.where(second[:, :, 1] > 0, 0, -math.inf)  # absent: no attention
+        return torch.cat(x, 1), F.pad(bias, (T, 1))
 
 
 class Stimulus(nn.Module):
-    """The objects of a grid, its empty cells and its EOS as vectors. Empty cells have no position, so they are equal in
-    every layer, and n equal keys weigh as much as one whose score is log n higher: one token stands for all of them.
-    (A grid with fewer objects than the fullest one of the batch has several such tokens, which share that weight.)"""
+    """Objects, empty cells, EOS. Empty cells have no position. So they are equal, and n equal keys
+    weigh as much as one whose score is log n higher: one token stands for n of them."""
 
-    def __init__(self, dim, position):
+    def __init__(self, dim):
         super().__init__()
-        self.embedding, self.eos = Embedding(27, 11, dim=dim), nn.Parameter(torch.randn(dim))
-        cells = sinusoids(100, dim, position) if position == "paper" else torch.randn(100, dim)
-        self.cells = nn.Parameter(cells, requires_grad=position != "paper")
+        sizes = data.SHAPES + 1, data.COLORS + 1
+        self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
+        self.eos = nn.Parameter(torch.randn(dim))
+        self.cells = nn.Parameter(torch.randn(len(data.CELLS), dim))
 
-    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), what is added to the scores of these keys (B, S)
-        taken = stimulus[:, :, 0] > 0
-        objects = taken.sum(1, keepdim=True)  # (B, 1)
-        most = int(objects.max())  # the one number that a training step reads from the device
-        cell = taken.int().argsort(dim=1, descending=True, stable=True)[:, :most + 1]  # objects first, then empty cells
-        empty = torch.arange(cell.shape[1], device=cell.device) >= objects
-        place = F.embedding(cell.masked_fill(empty, 100), F.pad(self.cells, (0, 0, 0, 1)))  # zeros for an empty cell
-        x = self.embedding(stimulus.gather(1, cell[:, :, None].expand(-1, -1, 2))) + place
-        share = torch.log((100 - objects) / (cell.shape[1] - objects))  # empty cells, over tokens that stand for them
-        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), F.pad(torch.where(empty, share, 0), (0, 1))
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), attention bias (B, S)
+        free = stimulus[:, :, 0] == 0
+        most = int((~free).sum(1).max())  # the one number that a step reads from the device
+        cell = free.int().argsort(stable=True)[:, :most + 1]  # objects first
+        empty = free.gather(1, cell)
+        place = F.embedding(cell, self.cells).masked_fill(empty[:, :, None], 0)
+        x = self.embedding(stimulus.take_along_dim(cell[:, :, None], 1)) + place
+        share = (free.sum(1, True) / empty.sum(1, True)).log()  # cells per empty token
+        x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
+        return x, F.pad(torch.where(empty, share, 0), (0, 1))
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights start with variance 1 / fan-in."""
-
     def reset_parameters(self):
         nn.init.normal_(self.weight, std=self.in_features ** -0.5)
         if self.bias is not None:
@@ -103,56 +89,52 @@ class Linear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x to context. It keeps its weights, for eval.py to draw."""
-
     def __init__(self, dim, heads):
         super().__init__()
-        if dim % (2 * heads):  # 2: half of a position is sines, half is cosines
+        if dim % (2 * heads):  # 2: sines and cosines
             raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
-        self.heads = heads
+        self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
-        self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score, and cancel
-        self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp random attention learns late
+        self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
+        self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
-    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, H, N, D), (B, H, M, D) twice
-                   for part in (self.query(x), self.key(context), self.value(context)))
-        weights = (q @ k.mT / math.sqrt(q.shape[3]) + bias[:, None, None]).softmax(3)  # (B, H, N, M)
-        self.weights = weights.detach()
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, H, N, M)
+        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
+        return (scores + bias[:, None, None]).softmax(3)
+
+    def forward(self, x, context, bias):  # -> (B, N, C)
+        v = self.value(context).unflatten(2, self.split)
+        x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
+        return self.out(x.flatten(2))
 
 
-class Block(nn.Module):
-    """A post-norm Transformer block: attention to context, then an MLP, each added and normalized."""
-
+class Block(nn.Module):  # post-norm
     def __init__(self, dim, heads):
         super().__init__()
         self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
         self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
-    def forward(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, N, C)
+    def forward(self, x, context, bias):  # -> (B, N, C)
         x = self.norm1(x + self.attention(x, context, bias))
         return self.norm2(x + self.mlp(x))
 
 
 class Model(nn.Module):
-    """Width `dim`; `position`: place vectors; `read`: which token answers; `tokens`: one per selector or per
-    operator."""
-
-    def __init__(self, dim=128, layers=3, heads=4, position: Literal["sinusoidal", "paper"] = "sinusoidal",
-                 read: Literal["root", "eos"] = "root", tokens: Literal["selector", "operator"] = "selector"):
+    def __init__(self, dim=128, layers=3, heads=4, read: Literal["root", "eos"] = "root",
+                 tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        self.instruction, self.stimulus = Instruction(dim, position, tokens), Stimulus(dim, position)
+        self.instruction, self.stimulus = Instruction(dim, tokens), Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.readout, self.read = Linear(dim, 138), READ[read]
+        self.readout, self.read = Linear(dim, data.CLASSES), READ[read]
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         streams = self.instruction(instruction), self.stimulus(stimulus)
         x, bias = (torch.cat(parts, 1) for parts in zip(*streams))  # (B, N + S, C), (B, N + S)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        return self.blocks[-1](x[:, [self.read]], x, bias)[:, 0]  # nothing else of the last block is read
+        return self.blocks[-1](x[:, [self.read]], x, bias)[:, 0]  # no other token is read
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

@@ -1,7 +1,7 @@
-"""Times the generator beside the reference's, and training steps on the compact stimulus beside all 100 cells. The
-time is that of the CPU on one thread, which other programs on the machine disturb least.
+"""Times the generator beside the release's, and training steps on the compact stimulus beside all
+100 cells. The time is that of the CPU on one thread, which other programs disturb least.
 
-    python tests/bench.py                              # about two minutes
+    python tests/bench.py                              # about three minutes
     python tests/bench.py --model sstfmr --depth 1
 """
 import argparse
@@ -12,25 +12,27 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402  before torch: it says how torch's threads wait
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from torch import nn
+from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import data  # noqa: E402
 import eval as evaluation  # noqa: E402
 import train  # noqa: E402
 from models import sstfmr  # noqa: E402
 
-REFERENCE = {("distractor", "iid"): 347, ("distractor", "distractors40"): 246, ("productive", "depth3"): 294,
-             ("productive", "depth5"): 161, ("productive", "depth7"): 115, ("productive", "depth9"): 50}  # trials/s
-TRIALS, BATCH, REPEATS = 2_000, 128, 9
-COMPACT = [name for name in evaluation.available() if hasattr(evaluation.module_of(name), "Stimulus") and
-           inspect.getsource(evaluation.module_of(name).Stimulus) == inspect.getsource(sstfmr.Stimulus)]
+RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
+           "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
+TRIALS, BATCH, REPEATS = 1_000, 128, 9
+COMPACT = [name for name in evaluation.available()
+           if hasattr(evaluation.module_of(name), "Stimulus") and
+           inspect.getsource(evaluation.module_of(name).Stimulus)
+           == inspect.getsource(sstfmr.Stimulus)]
 
 
 class AllCells(nn.Module):
-    """A model's Stimulus without the shortcut: every cell is a token, and none weighs more than another."""
+    """A model's Stimulus without the shortcut: every cell is a token, and no attention bias."""
 
     def __init__(self, stimulus):
         super().__init__()
@@ -43,7 +45,7 @@ class AllCells(nn.Module):
 
 
 def with_all_cells(model):
-    """A copy of a model that computes all cells, with the weights of its own."""
+    """A copy of a model that computes all cells, with the same weights."""
     model = copy.deepcopy(model)
     for name, module in list(model.named_modules()):
         if type(module).__name__ == "Stimulus":
@@ -51,22 +53,23 @@ def with_all_cells(model):
     return model
 
 
-def trials_per_second(split, subset):
-    """The median rate at which the trials of a test set are made."""
-    rates = []
-    for seed in range(REPEATS):
+def seconds(function):
+    """The median time of calls of a function of the call's number."""
+    times = []
+    for i in range(REPEATS):
         start = time.process_time()
-        data.trials(split, subset, TRIALS, seed=seed)
-        rates.append(TRIALS / (time.process_time() - start))
-    return statistics.median(rates)
+        function(i)
+        times.append(time.process_time() - start)
+    return statistics.median(times)
 
 
 def seconds_per_step(models, batch):
-    """Median seconds of a training step of each model, taking turns: without its optimizers, and with them."""
+    """Median seconds of a training step of each model, taking turns: without its optimizers, and
+    with them."""
     optimizers = [train.make_optimizers(model, "muon", 1e-3) for model in models]
     times = [[] for _ in models]
     for _ in range(REPEATS + 2):
-        for model, of_model, seconds in zip(models, optimizers, times):
+        for model, of_model, found in zip(models, optimizers, times):
             start = time.process_time()
             F.cross_entropy(model(batch.instruction, batch.stimulus), batch.answer).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -74,28 +77,38 @@ def seconds_per_step(models, batch):
             for optimizer in of_model:
                 optimizer.step()
                 optimizer.zero_grad()
-            seconds.append((middle - start, time.process_time() - start))
-    return [[statistics.median(part) for part in zip(*seconds[2:])] for seconds in times]
+            found.append((middle - start, time.process_time() - start))
+    return [[statistics.median(part) for part in zip(*found[2:])] for found in times]
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0],
+    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0], usage=argparse.SUPPRESS,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=COMPACT, default=COMPACT, help="the models to time a step of")
-    parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), default=3, help="of the trials of a step")
+    parser.add_argument("--model", nargs="+", choices=COMPACT, default=COMPACT,
+                        help="the models to time a step of")
+    parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), default=3,
+                        help="of the trials of a step")
     args = parser.parse_args(argv)
-    print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the reference on another day:")
-    for (split, subset), reference in REFERENCE.items():
-        rate = trials_per_second(split, subset)
-        print(f"{split + ' ' + subset:24} {rate:8,.0f}   reference {reference:4}   {rate / reference:5.0f} times as many")
-    print(f"\nA training step on {BATCH} trials of depth {args.depth}, in ms, without / with the optimizers:")
+    print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the "
+          "release on another day:")
+    for name, release in RELEASE.items():
+        rate = TRIALS / seconds(lambda seed: data.trials(*name.split(), TRIALS, seed=seed))
+        print(f"{name:24} {rate:7,.0f}   release {release:4}   {rate / release:4.0f} times as many")
+    print(f"\nA training step on {BATCH} trials of depth {args.depth}, in ms, without / with the "
+          "optimizers:")
     batch = data.trials("productive", f"depth{args.depth}", BATCH)
     for name in args.model:
         model = evaluation.module_of(name).Model()
         compact, every = seconds_per_step([model, with_all_cells(model)], batch)
         print(f"{name:10} compact {1000 * compact[0]:6.1f} / {1000 * compact[1]:6.1f}   "
               f"all cells {1000 * every[0]:6.1f} / {1000 * every[1]:6.1f}   "
-              f"{every[0] / compact[0]:5.1f} / {every[1] / compact[1]:4.1f} times as fast", flush=True)
+              f"{every[0] / compact[0]:4.1f} / {every[1] / compact[1]:3.1f} times as fast")
+    print(f"\nDrawing {BATCH} trials, in percent of a training step of sstfmr with optimizers:")
+    for depth, turn in (1, 0), (3, 1):  # the depths in turn
+        drawing = seconds(lambda i: data.Batches("productive", BATCH, 0)[2 * i + turn])
+        batch = data.trials("productive", f"depth{depth}", BATCH)
+        [_, step], = seconds_per_step([sstfmr.Model()], batch)
+        print(f"depth {depth}: {100 * drawing / step:4.1f} %")
 
 
 if __name__ == "__main__":

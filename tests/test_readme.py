@@ -1,5 +1,5 @@
-"""The four pages keep their word: every command runs at reduced size, every exercise's edit applies, every table is
-printed from the recorded runs, links resolve."""
+"""The four pages keep their word: commands run at reduced size, edits of exercises apply, tables
+are printed from the recorded runs, links resolve."""
 import importlib.util
 import itertools
 import re
@@ -19,44 +19,71 @@ import mutants
 import train
 
 ROOT = Path(__file__).parents[1]
-PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "models/README.md", "tests/README.md", "tests/RESULTS.md")}
+PAGES = {page: (ROOT / page).read_text(encoding="utf-8") for page in
+         ("README.md", "models/README.md", "tests/README.md", "tests/RESULTS.md")}
 README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
-TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)  # each with the command that printed it
+TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)
 PICTURES = re.findall(r"^<!-- drawn by python (\S+) (.* --plot (\S+)) -->$", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 FIRST = ("eval.py", "recorded/distractor/sstfmr/layers1-heads1/seed0",
-         next(block for _, block in BLOCKS if block.startswith("distractor, accuracy")))  # what README's command prints
+         next(block for _, block in BLOCKS if block.startswith("distractor, accuracy")))
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
-            if line.startswith("python ") and not line.startswith("python -m pytest")]  # that is this very run
-COMMANDS += [" ".join(command.split()) for command in re.findall(r"`python (?!-m pytest)([^`]+)`", TEXT.replace(SECTION, ""))]
-SMALLER = {"train.py": ["--steps", "1", "--batch-size", "8", "--device", "cpu", "--seed", "0"], "eval.py": ["--n", "20"],
+            if line.startswith("python ") and not line.startswith("python -m pytest")]
+COMMANDS += [" ".join(command.split()) for command in
+             re.findall(r"`python (?!-m pytest)([^`]+)`", TEXT.replace(SECTION, ""))]
+SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
-PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench, "tests/claims.py": claims,
-            "tests/mutants.py": mutants}
+PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
+            "tests/claims.py": claims, "tests/mutants.py": mutants}
+MATPLOTLIB = importlib.util.find_spec("matplotlib")
 
 
 def test_commands_run(tmp_path, monkeypatch, capsys):
     """In this process, and smaller."""
     monkeypatch.chdir(tmp_path)
-    for module, name, value in ((train, "LOG_TRIALS", 20), (train, "TEST_TRIALS", 20), (data, "CHUNK", 200),
-                                (bench, "REPEATS", 1), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
-                                (train, "available", lambda: ["rnn", "treetfmr"])):  # what `--model all` stands for
+    for module, name, value in (
+            (train, "LOG_TRIALS", 20), (evaluation, "TEST_TRIALS", 20), (bench, "REPEATS", 1),
+            (bench, "TRIALS", 20), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
+            (train, "available", lambda: ["rnn", "treetfmr"])):  # what `--model all` stands for
         monkeypatch.setattr(module, name, value)
     assert len(COMMANDS) > 10
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
-        if "--plot" not in command or importlib.util.find_spec("matplotlib"):  # tests/test_eval.py sees what it says then
-            assert not PROGRAMS[program].main(arguments + SMALLER.get(program, [])), command  # no mutant lives
-            assert capsys.readouterr().out.strip(), command
+        if "--plot" not in command or MATPLOTLIB:  # tests/test_eval.py sees what it says then
+            arguments += SMALLER.get(program, [])
+            assert not PROGRAMS[program].main(arguments), command  # no mutant lives
+            assert capsys.readouterr().out.strip() or "--export" in command, command
+
+
+def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys):
+    block, = (block for language, block in BLOCKS if "evaluation.load" in block)
+    folder = re.search(r'load\("(\S+)"\)', block)[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluation, "TEST_TRIALS", 20)
+    monkeypatch.setattr(evaluation, "RSA_TRIALS", 20)
+    train.main(["--steps", "1", "--batch-size", "2", "--device", "cpu"])
+    shutil.copytree(next(Path("runs").rglob("seed0")), folder)
+    space = {}
+    exec(block, space)
+    assert capsys.readouterr().out.count("Answer: ") == 3
+    assert space["model"](*data.trials("productive", "depth3", 2)[:2]).shape == (2, 138)
+
+
+def test_the_operator_in_the_readme_is_the_one_that_is_tested(monkeypatch):
+    block, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
+    monkeypatch.setattr(data, "OPERATORS", data.OPERATORS | eval("{" + block + "}", vars(data)))
+    pool = data.Pool(leaves=("RowEven",), conditions=("RowEven", "Exist"))
+    monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset((pool,), depths=(3,))})
+    made = data.trials("mine", "train", 300)
+    assert data.solve(*made[:2]).equal(made.answer) and (made.instruction[:, :, 0] == 10).any()
+    assert "RowEven: do the rows of" in data.show(next(zip(*made)))
 
 
 def test_the_trial_in_the_readme_is_what_its_command_prints(capsys):
     data.main(["--split", "productive", "--subset", "depth3", "--n", "1"])
     assert (trial := capsys.readouterr().out) in README and "Answer: " in trial
-    data.main(["--subset", "depth3", "--n", "2", "--seed", "4"])
-    assert (others := capsys.readouterr().out).count("Answer: ") == 2 and trial not in others
 
 
 def edits(text):
@@ -67,30 +94,33 @@ def test_edits_of_exercises_and_mutants_have_one_place():
     assert len(EXERCISES) > 5 and len([text for text in EXERCISES if edits(text)]) > 3
     changes = [(file, *change) for (file, _), found in mutants.MUTANTS.items() for change in found]
     for file, old, new in [*changes, *edits(" ".join(EXERCISES))]:
-        assert (ROOT / file).read_text().count(old) == 1 and old != new
+        assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1 and old != new, old
 
 
 def copy(folder, changes):
     """The repository in another folder, with (file, old, new) changed."""
     for part in ("data.py", "eval.py", "train.py", "README.md", "models", "tests", ".github"):
-        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, folder / part)
+        copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copier(ROOT / part, folder / part)
     for file, old, new in changes:
-        (folder / file).write_text((folder / file).read_text().replace(old, new, 1))
+        text = (folder / file).read_text(encoding="utf-8").replace(old, new, 1)
+        (folder / file).write_text(text, encoding="utf-8")
 
 
 def red(folder, *arguments):
     """The names of the tests that fail there."""
-    out = subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=folder, capture_output=True, text=True).stdout
+    out = subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=folder,
+                         capture_output=True, text=True).stdout
     assert " passed" in out, out
-    return {re.sub(r".*::|\[.*", "", name) for name in re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.M)}
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.M)
+    return {re.sub(r".*::|\[.*", "", name) for name in failed}
 
 
 IN_A_COPY = """
 import importlib, shlex, sys
 sys.path[:0] = [".", "tests"]
-import data, train
-train.LOG_TRIALS = train.TEST_TRIALS = 20
-data.CHUNK = 200
+import eval as evaluation, train
+train.LOG_TRIALS = evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = 20
 for command in sys.argv[1:]:
     program, *arguments = shlex.split(command)
     importlib.import_module(program.removesuffix(".py")).main(arguments)
@@ -98,36 +128,46 @@ for command in sys.argv[1:]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", EXERCISES, ids=[text.split(".")[0].strip("*") for text in EXERCISES])
+@pytest.mark.parametrize("text", EXERCISES, ids=[text.split(".")[0] for text in EXERCISES])
 def test_exercises_can_be_done(tmp_path, text):
-    """In a copy with their edits, their commands run. An edited model turns those tests red that say what it was."""
+    """In a copy with their edits, their commands run. An edited model turns those tests red that
+    say what it was."""
     copy(tmp_path, edits(text))
     commands = [" ".join([command, *SMALLER.get(command.split()[0], [])]) for command in
                 re.findall(r"`python ([^`]+)`", text) if not command.startswith("-m")]
-    done = subprocess.run([sys.executable, "-c", IN_A_COPY, *commands], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", IN_A_COPY, *commands], cwd=tmp_path,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy") >= len(commands)
     for file in {file for file, _, _ in edits(text) if file.startswith("models/")}:
         assert red(tmp_path, "tests/test_models.py", "-k", f"{Path(file).stem} or copies") <= {
-            "test_classes_of_the_same_name_are_copies", "test_model_equals_its_copy_from_torch_modules",
-            "test_compact_stimulus_is_exact", "test_attention_and_block_equal_torch",
-            "test_absent_second_selectors_are_not_seen",
-            "test_every_trial_gets_logits_of_its_own_at_any_depth"}  # a mean counts the batch's tokens for empty cells
+            "test_classes_of_the_same_name_are_copies",
+            "test_model_equals_its_copy_from_torch_modules", "test_compact_stimulus_is_exact",
+            "test_attention_and_block_equal_torch", "test_absent_second_selectors_are_not_seen",
+            "test_every_trial_gets_logits_of_its_own_at_any_depth"}  # a mean counts all tokens
 
 
-EASY = """SPLITS = {
+ADDED = """SPLITS = {
     "easy": {"train": Subset(), "iid": Subset(), "more": Subset(distractors=(9, 9))},
-    "odd": {"train": Subset(depths=(3,), distractors=(2, 4)), "test": Subset(depths=(3,), distractors=(2, 4)),
-            "far": Subset(pools=(Pool(leaves=(EXIST, GET_SHAPE)),), distractors=(60, 60))},"""
+    "odd": {"train": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
+            "test": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
+            "far": Subset((Pool(leaves=("Exist", "GetShape")),), distractors=(60, 60))},"""
+ROW_EVEN = '''    "IfElse": Operator("", objects=()),
+    "RowEven": Operator("do the rows of the {} add up to an even number?",
+                        lambda cells: sum(row for row, column in cells) % 2 == 0),'''
 
 
 @pytest.mark.slow
 def test_what_a_student_adds_turns_nothing_red(tmp_path):
-    """Two splits, a test set and a model: a changed copy, as in exercise 5."""
-    more = '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'
-    copy(tmp_path, [("data.py", '"iid": Subset(),', more), ("data.py", "SPLITS = {", EASY)])
+    """An operator, two splits, a test set and a model."""
+    copy(tmp_path, [
+        ("data.py", '"iid": Subset(),',
+         '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'),
+        ("data.py", "SPLITS = {", ADDED),
+        ("data.py", '    "IfElse": Operator("", objects=()),', ROW_EVEN)])
     model = (ROOT / "models" / "gru.py").read_text()
-    (tmp_path / "models" / "lstm.py").write_text(model.replace("0.01 *", "0.02 *").replace("self.stimulus", "self.grid"))
+    changed = model.replace("0.01 *", "0.02 *").replace("self.stimulus", "self.grid")
+    (tmp_path / "models" / "lstm.py").write_text(changed)
     assert red(tmp_path) == set()
 
 
@@ -140,43 +180,57 @@ def recorded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("program, arguments, table", [*TABLES, *PICTURES, FIRST], ids=itertools.count())
-def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, capsys, program, arguments, table):
-    """Whatever the code has become since: the next test says whether it is that of the runs. Pictures are only drawn."""
+@pytest.mark.parametrize("program, arguments, table", [*TABLES, *PICTURES, FIRST],
+                         ids=itertools.count())
+def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, capsys, program,
+                                                     arguments, table):
+    """Pictures are only drawn."""
     if "--plot" in arguments:
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(recorded)
-    monkeypatch.setattr(evaluation, "is_current", lambda config: True)
-    monkeypatch.setattr(evaluation, "tests_of", lambda split: evaluation.read(
-        next(Path("recorded").rglob(f"{split}/**/result.json")))["tests"])
     PROGRAMS[program].main(arguments.split())
     assert table in capsys.readouterr().out
 
 
+def runs_of_this_code(recorded):
+    """The folders of one seed of every recorded setting."""
+    paths = sorted((recorded / "recorded").rglob("config.json"), reverse=True)
+    return {path.parents[1]: path.parent for path in paths}.values()
+
+
+def test_recorded_runs_have_a_fingerprint(recorded):
+    configs = [evaluation.read(folder / "config.json") for folder in runs_of_this_code(recorded)]
+    assert configs and all(len(config["fingerprint"]) == 6 for config in configs)
+
+
+@pytest.mark.slow
 def test_recorded_runs_are_of_this_code(recorded):
-    configs = [evaluation.read(path) for path in recorded.rglob("config.json")]
-    changed = {(c["model"], c["split"]) for c in configs if not evaluation.is_current(c)}
-    assert configs and not changed, f"these have changed since their runs were recorded: {sorted(changed)}"
+    for folder in runs_of_this_code(recorded):
+        evaluation.check_code(evaluation.read(folder / "config.json"), folder)
 
 
 def test_every_table_of_results_names_its_command():
-    found = re.findall(r"^\| (?:claim|rank correlation|accuracy in %|[a-z0-9]+, accuracy in %) ", TEXT, re.M)
+    found = re.findall(r"^\| (?:claim|rank correlation|accuracy in %|[a-z0-9]+, accuracy in %) ",
+                       TEXT, re.M)
     assert len(TABLES) == len(found)
 
 
 def test_code_and_sizes_of_models_are_quoted_right():
     sources = [path.read_text().splitlines() for path in (ROOT / "models").glob("*.py")]
-    quoted = [line for language, block in BLOCKS if language == "python" for line in block.splitlines()]
-    assert len(quoted) > 5 and all(any(line in source for source in sources) for line in quoted)
+    quoted = [line for language, block in BLOCKS if language == "python" and "import" not in block
+              for line in block.splitlines()]
+    assert len(quoted) > 5
+    assert not [line for line in quoted if not any(line in source for source in sources)]
     sizes = dict(re.findall(r"^\| `(\w+)\.py` .* ([\d,]+) \|$", PAGES["models/README.md"], re.M))
-    for name in evaluation.available():
-        if name in sizes:  # a student's model has no row
-            parameters = sum(p.numel() for p in evaluation.module_of(name).Model().parameters())
-            assert sizes[name] == f"{parameters:,}"
+    for name in sizes:
+        parameters = evaluation.module_of(name).Model().parameters()
+        assert sizes[name] == f"{sum(p.numel() for p in parameters):,}"
     assert len(sizes) == 9
 
 
 def test_links_resolve():
     for page, text in PAGES.items():
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)):
-            assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), (page, link)
+        text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+            there = (ROOT / page).parent.joinpath(link).exists()
+            assert link.startswith("https://") or there, (page, link)
