@@ -145,7 +145,7 @@ def draw(subset, depth, rng):
     Node that answers. ValueError where the rules can hardly be met."""
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
     inner = 2 ** (depth // 2) - 1
-    for attempt in range(40_000):  # rule 6: draw again
+    for attempt in range(10_000):  # rule 6: draw again
         if attempt % 20 == 0:  # rarely the operators, since that favors those that need few pairs
             operators = rng.choices(pool.conditions, k=inner)
             operators += rng.choices(pool.leaves, k=inner + 1)
@@ -158,8 +158,8 @@ def draw(subset, depth, rng):
                 path.append(left if truths[path[-1]] else left + 1)
             grid = draw_grid(tree, path, rng.choices(spare, k=number), rng)
             return tree, grid, tree[path[-1]]
-    raise ValueError(f"cells, or pairs of shape and color, run out too often at depth {depth} with "
-                     f"{number} distractors: {pool}")
+    raise ValueError(f"at depth {depth} with {number} distractors, cells or pairs run out or an "
+                     f"operator is hardly ever True or False: {pool}")
 
 
 def draw_pairs(operators, sizes, pool, rng):
@@ -232,7 +232,7 @@ def draw_cells(holds, truth, number, free, rng):
     """Cells for the objects of a question about places, of which it is as true as was drawn, and
     one for its decoy: if one object, drawn by lot, lay there, the answer would be the opposite."""
     moved = rng.randrange(number)
-    for _ in range(1000):
+    for _ in range(300):
         *cells, decoy = rng.choices(free, k=number + 1)
         others = [*cells[:moved], decoy, *cells[moved + 1:]]
         if holds(cells) == truth != holds(others) and len({*cells, decoy}) == number + 1:
@@ -309,7 +309,7 @@ class Batches(torch.utils.data.Dataset):
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name, self.subset = f"training {seed} {split}", subset_of(split, "train")
         self.size, self.share = batch_size, train_size and train_size // len(self.subset.depths)
-        if train_size and self.share < batch_size:
+        if train_size is not None and self.share < batch_size:
             raise ValueError(f"{train_size:,} training trials are less than a batch of each depth")
 
     def __getitem__(self, i):

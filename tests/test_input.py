@@ -12,15 +12,15 @@ WRONG = {  # flags of train.py, one by one, then together
     "--model ../x": f"there is no model '../x'; there is {', '.join(evaluation.available())}",
     "--split all x": f"there is no 'all'; there is {', '.join(data.SPLITS)}", "--out": "argument",
     "--seed -1": "must be an integer from 0 to 9223372036854775807, not -1", "--heads x": "to 100",
-    "--dim 16.0": "must be an integer from 1 to 8192, not 16.0", "--layers 0": "from 1 to 100",
-    "--steps 1e3": "integer from 1 to 1000000000", "--train-size 0": "integer from 1 to 1000000000",
-    "--batch-size 0": "from 1 to 1000000", "--lr nan": "must be a number from 1e-30 to 1e+30",
+    "--dim 16.0": "an integer from 1 to 8192, not 16.0", "--layers 0": "an integer from 1 to 100",
+    "--steps 1e3": "1 to 1000000000", "--train-size 0": "1 to 1000000000", "--batch-size 0": "1 to",
+    "--lr nan": "must be a number from 1e-30 to 1e+30", "--workers 65": "an integer from 0 to 64",
     "--optimizer sgd": "choose from", "--precision low": "choose from", "--device x": "choose from",
-    "--workers 65": "from 0 to 64", "--set bogus=1": "--set bogus=1: sstfmr has read, tokens",
     "--set dim=64": "that has a flag of its own, --dim", "--set read=": "be root or eos, not ''",
-    "--model all --set up=token": "--set up=token: crossattn has looks, read, tokens",
-    "--model rnn gru --heads 2": "rnn takes no --heads, --layers", "--bogus": "unrecognized",
-    "--heads 3": "models/sstfmr.py, line", "--dim 15": "be a multiple of 2 * heads, not 15 with 4",
+    "--set bogus=1": "--set bogus=1: sstfmr has read, tokens", "--bogus": "unrecognized arguments",
+    "--model treetfmr gru --set up=token": "--set up=token: gru has nothing else to set",
+    "--model rnn gru --heads 2": "rnn takes no --heads, --layers", "--heads 3": "sstfmr.py, line ",
+    "--dim 15": "dim must be a multiple of 2 * heads, not 15 with 4 heads",
     "--split productive --train-size 15": "15 training trials are less than a batch of each depth"}
 
 

@@ -75,8 +75,8 @@ def test_one_batch_is_overfitted(name):
 def test_sizes_follow_data(name, monkeypatch):
     before = sum(p.numel() for p in make(name).parameters())
     operator = data.Operator("even rows: {}?", lambda cells: sum(row for row, _ in cells) % 2 == 0)
-    monkeypatch.setitem(data.OPERATORS, "RowEven", operator)
-    pools = data.Pool(leaves=("RowEven",)),
+    monkeypatch.setitem(data.OPERATORS, "Added", operator)
+    pools = data.Pool(leaves=("Added",)),
     monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset(pools, depths=(3,))})
     batch, model = data.trials("mine", "train", 12), make(name)
     assert (batch.instruction[:, 2:, 0] == len(data.OPERATORS)).all()
