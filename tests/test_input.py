@@ -18,7 +18,7 @@ WRONG = {  # flags of train.py, one by one, then together
     "--optimizer sgd": "choose from", "--precision low": "choose from", "--device x": "choose from",
     "--workers 65": "from 0 to 64", "--set bogus=1": "--set bogus=1: sstfmr has read, tokens",
     "--set dim=64": "that has a flag of its own, --dim", "--set read=": "be root or eos, not ''",
-    "--model all --set up=token": "--set up=token: crossattn has looks, read, tokens",
+    "--model all --set up=token": "--set up=token: authors has architecture, embed, positions",
     "--model rnn gru --heads 2": "rnn takes no --heads, --layers", "--bogus": "unrecognized",
     "--heads 3": "models/sstfmr.py, line", "--dim 15": "be a multiple of 2 * heads, not 15 with 4",
     "--split productive --train-size 15": "15 training trials are less than a batch of each depth"}

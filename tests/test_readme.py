@@ -225,7 +225,7 @@ def test_code_and_sizes_of_models_are_quoted_right():
     for name in sizes:
         parameters = evaluation.module_of(name).Model().parameters()
         assert sizes[name] == f"{sum(p.numel() for p in parameters):,}"
-    assert len(sizes) == 9
+    assert len(sizes) == 10
 
 
 def test_links_resolve():

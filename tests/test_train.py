@@ -133,6 +133,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
 def test_rates_and_optimizers(trained):
     rates = [train.rate(*of) for of in ((0, 4000), (99, 4000), (2000, 4000), (0, 1), (1, 4))]
     assert rates == pytest.approx([0.01, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], abs=0.002)
+    assert {train.rate(step, 9, "constant") for step in range(9)} == {1}
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], SSTFMR(dim=16, layers=1)
     last = [state["param_groups"][0]["lr"] / train.rate(5, 6) for state in states]
     assert last == pytest.approx([3e-3, 1e-3])
