@@ -34,7 +34,8 @@ from eval import (UsageError, alignment, available, between, check_code, devices
                   in_distribution, module_of, read, score, split_table)
 
 # One budget for all models; a model file may set its own TRAINING beside it.
-TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3}
+TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3,
+            "schedule": "cosine"}  # or constant
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 WARMUP, SAVE_EVERY = 100, 200  # steps
 EVALUATIONS = 5  # of a run
@@ -65,8 +66,11 @@ def make_optimizers(model, name, lr):
     return [muon, adamw]
 
 
-def rate(step, steps):
-    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine."""
+def rate(step, steps, schedule="cosine"):
+    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine; or
+    constant."""
+    if schedule == "constant":
+        return 1
     return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -97,7 +101,7 @@ def fit(config, folder, workers):
     batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
                          batch_size=None, sampler=todo, num_workers=workers,
                          generator=torch.Generator())  # so that it leaves the global one alone
-    rates = (rate(step, steps) for step in todo)
+    rates = (rate(step, steps, config["schedule"]) for step in todo)
     with tqdm(total=steps * size, initial=state["step"] * size, unit=" trials", unit_scale=True,
               desc=f"{split} {config['model']} seed {config['seed']}") as bar:
         for loss, accuracy in learn(model, optimizers, batches, rates, config):
@@ -147,7 +151,7 @@ def fingerprint(config):
     model, optimizers = build(config)
     steps, size = config["steps"], min(config["batch_size"], 16)
     batches = data.Batches(config["split"], size, config["seed"], config["train_size"])
-    rates = [rate(step, steps) for step in
+    rates = [rate(step, steps, config["schedule"]) for step in
              (min(50, steps - 1), steps // 4, steps // 2, 3 * steps // 4)]
     taken = learn(model, optimizers, map(batches.__getitem__, range(4)), rates, config)
     losses = [loss.item() for loss, _ in taken]
@@ -167,7 +171,7 @@ FLAGS = {  # of settings: type or choices, and help
     "batch_size": (between(1, 10 ** 6), f"trials per batch (default: {TRAINING['batch_size']})"),
     "train_size": (between(1, 10 ** 9), "so many trials, again and again (default: all are new)"),
     "optimizer": (["muon", "adamw"], "muon for matrices of linear layers and adamw for the rest "
-                  "(default), or adamw (default of rnn, gru and mlp)"),
+                  "(default), or adamw (default of rnn, gru, mlp and authors)"),
     "lr": (between(1e-30, 1e30), f"AdamW's peak, a third of Muon's (default: {TRAINING['lr']})")}
 
 

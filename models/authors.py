@@ -1,0 +1,199 @@
+"""The authors' four Transformers as released (IBM/gcog), from torch.nn's own modules: a baseline
+to compare with, and a check of the other files. Tests compare their outputs with the release's.
+
+    instruction            stimulus            sstfmr     one Stream reads both; its last token
+      |                       |                dstfmr     last tokens of two Streams, summed; MLP
+    [ Stream ]             [ Stream ]          crossattn  rule tokens ask stimulus tokens; MLP
+      |                       |                perceiver  ten latents of zeros ask the rule, each
+      '---- architecture -----'                           other, the stimulus, each other
+                 |
+              readout -> 138 logits            Stream: Linear, + positions, dropout, one block
+
+Unlike in the other files, a token is a few numbers, times a matrix: red + red = green. All 101
+stimulus tokens have a position. The latents start as zeros, so all ten stay identical.
+
+Known of the authors' training: AdamW at a constant 1e-4, weight decay 0.01, gradients clipped at 1;
+demos use batches of 64. Not known: how many trials. A reviewer of the paper speaks of more than 5
+million, a follow-up asks for 7,000 to 28,000.
+
+Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads. Options:
+embed=onehot learns a vector per value of each feature, positions=learned one per stimulus token,
+positions=relative (the release's own) one per distance between rule tokens.
+"""
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import data
+
+TRAINING = {"optimizer": "adamw", "lr": 1e-4, "schedule": "constant"}
+OPERATORS = """Exist GetLocation GetColor GetShape SumEven ProductEven ProductOdd SumOdd
+               IfElse""".split()  # in the order of the release's numbers, from 1
+
+
+class Numbers(nn.Linear):  # a token is a sum of vectors, each times the number of a feature
+    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
+        return super().forward(tokens.to(self.weight.dtype))
+
+
+class Embedding(nn.ModuleList):  # a token is the sum of a vector per feature
+    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
+        return sum(table(ids) for table, ids in zip(self, tokens.unbind(2), strict=True))
+
+
+def interleaved(length, dim):  # -> (length, C): wavelengths from 2 pi to almost 20,000 pi tokens
+    angle = torch.arange(length)[:, None] / 10_000 ** (torch.arange(0, dim, 2) / dim)
+    return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)
+
+
+def relu_layers(*widths):
+    pairs = zip(widths, widths[1:])
+    return nn.Sequential(*(part for pair in pairs for part in (nn.Linear(*pair), nn.ReLU())))
+
+
+class Ask(nn.MultiheadAttention):  # one head
+    def __init__(self, dim):
+        super().__init__(dim, 1, batch_first=True)
+
+    def forward(self, x, context):  # (B, N, C), (B, M, C) -> (B, N, C)
+        return super().forward(x, context, context, need_weights=False)[0]
+
+
+class AskBack(nn.Module):
+    """Attention of tokens to themselves and earlier ones, with a learned vector per distance."""
+
+    def __init__(self, dim, longest=100):
+        super().__init__()
+        self.key, self.value, self.query = (nn.Linear(dim, dim) for _ in range(3))
+        self.distance = nn.Parameter(torch.randn(longest, dim))
+
+    def forward(self, x, context):  # the last N of M tokens, all of them -> (B, N, C)
+        q, k, v = self.query(x), self.key(context), self.value(context)
+        place = torch.arange(k.shape[1], device=x.device)
+        back = (place[-q.shape[1]:, None] - place).expand(len(q), -1, -1)  # (B, N, M)
+        near = (q @ self.distance.T).gather(2, back.clamp(0))
+        scores = ((q @ k.mT + near) / q.shape[2] ** 0.5).masked_fill(back < 0, float("-inf"))
+        return scores.softmax(2) @ v
+
+
+class Stream(nn.Module):
+    """Tokens as vectors, with positions, through one block (post-norm)."""
+
+    def __init__(self, dim, sizes, embed, mlp=None, relative=False, learned=False):
+        super().__init__()
+        tables = (nn.Embedding(size, dim) for size in sizes)
+        self.embedding = Numbers(len(sizes), dim) if embed == "ids" else Embedding(tables)
+        self.cells = nn.Parameter(torch.randn(len(data.CELLS) + 1, dim)) if learned else None
+        self.dropout, self.relative = nn.Dropout(0.1), relative
+        self.attention = AskBack(dim) if relative else Ask(dim)
+        self.mlp = mlp or relu_layers(dim, dim, dim)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def forward(self, tokens, last=0):  # (B, N, features) -> (B, N, C), or the last ones alone
+        x = self.embedding(tokens)
+        place = 0 if self.relative else interleaved(*x.shape[1:]).to(x.device)
+        if self.cells is not None:  # the last tokens are the stimulus
+            place = torch.cat([place[:-len(self.cells)], self.cells])
+        x = self.dropout(x + place)
+        x = self.norm1(x[:, -last:] + self.attention(x[:, -last:], x))  # -0: all of them
+        return self.norm2(x + self.mlp(x))
+
+
+class SingleStream(nn.Module):
+    def __init__(self, dim, rule, stimulus, embed, positions):
+        super().__init__()
+        if positions == "relative":
+            raise ValueError("sstfmr has no stream of rules alone, so no relative positions")
+        mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.GELU())
+        self.stream = Stream(dim, rule + stimulus, embed, mlp, learned=positions == "learned")
+
+    def forward(self, rule, stimulus):  # (B, T + 1, 8), (B, 101, 3) -> (B, C), like the others
+        padded = F.pad(rule, (0, stimulus.shape[2])), F.pad(stimulus, (rule.shape[2], 0))  # 11
+        return self.stream(torch.cat(padded, 1), last=1)[:, 0]
+
+
+class TwoStreams(nn.Module):
+    def __init__(self, dim, rule, stimulus, embed, positions):
+        super().__init__()
+        self.stimulus = Stream(dim, stimulus, embed, learned=positions == "learned")
+        self.rule = Stream(dim, rule, embed, relative=positions == "relative")
+
+
+class DualStream(TwoStreams):
+    def __init__(self, dim, *args):
+        super().__init__(dim, *args)
+        self.rule_mlp, self.stimulus_mlp = relu_layers(dim, dim), relu_layers(dim, dim)
+        self.norm1, self.mlp = nn.LayerNorm(dim), relu_layers(dim, 2 * dim, 2 * dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, rule, stimulus):
+        x = self.rule_mlp(self.rule(rule, last=1))
+        x = x + self.stimulus_mlp(self.stimulus(stimulus, last=1))
+        return self.norm2(self.mlp(self.norm1(x)))[:, 0]
+
+
+class CrossAttn(TwoStreams):
+    def __init__(self, dim, *args):
+        super().__init__(dim, *args)
+        self.ask, self.norm1 = Ask(dim), nn.LayerNorm(dim)
+        self.mlp, self.norm2 = relu_layers(dim, dim, dim), nn.LayerNorm(dim)
+
+    def forward(self, rule, stimulus):
+        x, stimulus = self.rule(rule, last=1), self.stimulus(stimulus)
+        x = x + self.norm1(self.ask(x, stimulus))
+        return self.norm2(self.mlp(x))[:, 0]  # nothing is added
+
+
+class Perceiver(TwoStreams):
+    def __init__(self, dim, *args, latents=10):
+        super().__init__(dim, *args)
+        self.register_buffer("zeros", torch.zeros(latents, dim), persistent=False)
+        self.looks = nn.ModuleList(  # at the rule, at the stimulus
+            nn.ModuleList([Ask(dim), relu_layers(dim, dim), nn.LayerNorm(dim)]) for _ in range(2))
+        self.norm, self.ask, self.mlp = nn.LayerNorm(dim), Ask(dim), relu_layers(dim, dim)
+
+    def forward(self, rule, stimulus):
+        x = self.zeros.expand(len(rule), -1, -1)  # (B, L, C)
+        tokens = self.rule(rule), self.stimulus(stimulus)
+        for tokens, (ask, mlp, norm) in zip(tokens, self.looks):
+            y = norm(ask(x, tokens))
+            x = self.norm(x + y + mlp(y))
+            x = self.norm(x + self.ask(x, x))  # each other, with the same weights both times
+        return self.mlp(x)[:, -1]
+
+
+class Model(nn.Module):
+    def __init__(self, dim=256, architecture: Literal["sstfmr", "dstfmr", "crossattn",
+                                                      "perceiver"] = "crossattn",
+                 embed: Literal["ids", "onehot"] = "ids",
+                 positions: Literal["paper", "relative", "learned"] = "paper"):
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"dim must be even, for sines and cosines, not {dim}")
+        names = [*dict.fromkeys([*OPERATORS, *data.OPERATORS])]
+        numbers = torch.tensor([0, *(names.index(name) + 1 for name in data.OPERATORS)])
+        self.register_buffer("numbers", numbers, persistent=False)
+        shape, color = data.SHAPES + 1, data.COLORS + 1  # so many values, with 0
+        rule, stimulus = [len(numbers), *2 * [shape, color, 2], 2], [color, shape, 2]
+        architectures = {"sstfmr": SingleStream, "dstfmr": DualStream, "crossattn": CrossAttn,
+                         "perceiver": Perceiver}
+        self.encoder = architectures[architecture](dim, rule, stimulus, embed, positions)
+        self.readout = nn.Linear(dim, data.CLASSES)
+
+    def translate(self, instruction, stimulus):  # -> rule (B, T + 1, 8), stimulus (B, 101, 3)
+        rule = [self.numbers[instruction[:, :, :1].long()]]
+        for pair in instruction[:, :, 1:3], instruction[:, :, 3:]:
+            when = (pair > 0).any(2, True).int()  # is there a selector?
+            rule += [pair.maximum(when), when]  # where it has no color, that is 1, like red
+        rule, stimulus = torch.cat(rule, 2), stimulus.flip(2)  # color, shape
+        rule, stimulus = (F.pad(tokens, (0, 1, 0, 1)) for tokens in (rule, stimulus))
+        rule[:, -1, -1] = stimulus[:, -1, -1] = 1  # EOS
+        return rule, stimulus
+
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
+        return self.encoder(*self.translate(instruction, stimulus))
+
+    def forward(self, instruction, stimulus):  # -> (B, 138)
+        return self.readout(self.features(instruction, stimulus))

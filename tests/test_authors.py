@@ -1,0 +1,90 @@
+"""models/authors.py computes what the authors' release does: release.npz holds random weights of
+its models at width 16, in its order, and what it computes from them without dropout."""
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import train
+from models import authors
+
+RELEASE = {key: torch.from_numpy(array) for key, array in
+           np.load(Path(__file__).parent / "release.npz").items()}
+TOKENS = RELEASE["instruction"].int(), RELEASE["stimulus"].int()
+PARAMETERS = {"sstfmr": 828_298, "dstfmr": 1_488_522, "dstfmr_relative": 1_448_330,
+              "crossattn": 1_226_122, "perceiver": 1_818_762}  # of the release, at full size
+close = partial(torch.allclose, atol=1e-5, rtol=0)
+of_each = pytest.mark.parametrize("name", PARAMETERS)
+
+
+def make(name, dim=16, **changes):
+    torch.manual_seed(1)
+    changes |= {"positions": "relative"} if "_" in name else {}
+    return authors.Model(dim, name.split("_")[0], **changes).eval()
+
+
+def released(name):
+    model, (*weights, _) = make(name), [key for key in RELEASE if key.startswith(f"{name}/")]
+    weights = [RELEASE[key].flip(0) if key.endswith(".Er") else RELEASE[key] for key in weights]
+    model.load_state_dict(dict(zip(model.state_dict(), weights, strict=True)))
+    return model  # its vectors of distances begin with 0, those of the release end with it
+
+
+@of_each
+def test_it_computes_what_the_release_does_and_has_its_size(name):
+    assert close(released(name)(*TOKENS).log_softmax(1), RELEASE[f"{name}/OUTPUT"])
+    assert sum(p.numel() for p in make(name, 256).parameters()) == PARAMETERS[name]
+
+
+def test_tokens_are_those_of_the_release(monkeypatch):
+    rule, stimulus = make("sstfmr").translate(*TOKENS)
+    assert rule.equal(RELEASE["rule_input"].long()) and stimulus.equal(RELEASE["stim_input"].int())
+    monkeypatch.setitem(data.OPERATORS, "RowEven", data.OPERATORS["SumEven"])
+    instruction = torch.tensor([[[number, 2, 0, 0, 0] for number in range(1, 11)]])
+    rule = make("sstfmr").translate(instruction, TOKENS[1][:1])[0]
+    assert rule[0, :, 0].tolist() == [1, 2, 3, 4, 5, 8, 6, 7, 9, 10, 0]
+
+
+def test_latents_stay_identical():
+    model, seen = released("perceiver"), []
+    model.encoder.mlp.register_forward_hook(lambda *call: seen.append(call[-1]))  # its output
+    assert model(*TOKENS).any() and close(*seen, seen[0][:, :1].expand(6, 10, 16))
+
+
+@of_each
+def test_dropout_is_for_training_alone(name):
+    for model, same in (released(name), True), (released(name).train(), False):
+        assert model(*TOKENS).equal(model(*TOKENS)) == same
+
+
+@of_each
+@pytest.mark.parametrize("embed", ["ids", "onehot"])
+def test_onehot_values_have_vectors_of_their_own(name, embed):
+    streams = [x for x in make(name, embed=embed).modules() if isinstance(x, authors.Stream)]
+    for stream, features in zip(streams, [11] if name == "sstfmr" else [3, 8], strict=True):
+        tokens = torch.zeros(1, 3, features, dtype=torch.int32)
+        tokens[0, :, 1] = torch.arange(1, 4)
+        first, second, third = stream.embedding(tokens)[0]
+        assert close(first + third, 2 * second) == (embed == "ids")
+
+
+@pytest.mark.parametrize("name", ["sstfmr", "dstfmr", "crossattn", "perceiver"])
+@pytest.mark.parametrize("positions", ["paper", "learned"])
+def test_learned_positions_are_those_of_the_stimulus_alone(name, positions):
+    model = make(name, positions=positions)
+    for key, vectors in model.named_parameters():
+        if key.endswith("cells"):
+            vectors.data.zero_()  # then nothing tells the order of the cells
+    (instruction, stimulus), result = TOKENS, model(*TOKENS)
+    assert close(result, model(instruction, stimulus.roll(1, 1))) == (positions == "learned")
+    assert not close(result, model(instruction[:, [0, 1, 3, 2]], stimulus))
+
+
+def test_what_the_authors_did_and_what_cannot_be():
+    config, = train.configurations(train.parse(["--model", "authors", "--device", "cpu"])[1])
+    assert config == config | {"optimizer": "adamw", "lr": 1e-4, "schedule": "constant"}
+    with pytest.raises(ValueError, match="sstfmr has no stream of rules alone"):
+        make("sstfmr_relative")
