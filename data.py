@@ -39,9 +39,9 @@ TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, 
 
 
 class Operator(NamedTuple):
-    """A question about objects, {}. Of a question about places, `holds` says whether it is True of
-    the cells (row, column) of its objects, and `objects` how many these may be: one or two, at
-    depth 1 the first of these numbers."""
+    """A question about objects, {}. For a question about places, holds(cells) says whether it is
+    True of the cells (row, column) of its objects. `objects` are the numbers of objects that it may
+    ask about, one or two; depth 1 uses the first."""
     question: str
     holds: Callable | None = None
     objects: tuple = (1, 2)
@@ -113,7 +113,8 @@ def check(subset):
     pools, depths, number = subset
     if not (isinstance(pools, tuple) and pools and all(isinstance(pool, Pool) for pool in pools)):
         raise ValueError(f"pools must be a tuple of Pools, such as (Pool(),), not {pools!r}")
-    if not (isinstance(number, tuple) and len(number) == 2 and 1 <= number[0] <= number[1] <= 99):
+    if not (isinstance(number, tuple) and [*map(type, number)] == [int, int]
+            and 1 <= number[0] <= number[1] <= 99):
         raise ValueError(f"distractors must be two integers from 1 to 99 in order, not {number!r}")
     leaves = [name for name in OPERATORS if name != "IfElse"]
     conditions = [name for name in leaves if name == "Exist" or OPERATORS[name].holds]
@@ -126,11 +127,11 @@ def check(subset):
             raise ValueError(f"{field} must be a tuple of some of {allowed}, not {value!r}")
 
 
-# ---- drawing a trial: the rules of the README, in their order -----------------------------------
+# ---- drawing a trial by the rules of the README -------------------------------------------------
 
 class Node(NamedTuple):
-    """An operator of a tree, the pairs (shape, color) of its objects, and whether it is True (a
-    Get does not heed that). The second pair of an Exist is its companion, which nobody names."""
+    """An operator of a tree, the pairs (shape, color) of its objects, and whether it is True
+    (ignored by a Get). The second pair of an Exist is its companion, which no selector names."""
     operator: str
     pairs: list
     truth: bool
@@ -146,7 +147,7 @@ def draw(subset, depth, rng):
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
     inner = 2 ** (depth // 2) - 1
     for attempt in range(10_000):  # rule 6: draw again
-        if attempt % 20 == 0:  # rarely the operators, since that favors those that need few pairs
+        if attempt % 20 == 0:  # operators rarely, since that favors those that need few pairs
             operators = rng.choices(pool.conditions, k=inner)
             operators += rng.choices(pool.leaves, k=inner + 1)
             sizes = [rng.choice(OPERATORS[operator].objects[:depth]) for operator in operators]
@@ -165,10 +166,10 @@ def draw(subset, depth, rng):
 def draw_pairs(operators, sizes, pool, rng):
     """Rules 1 and 3: the pairs of each operator, and the pairs that are left for distractors. No
     selector may match an object of another operator."""
-    matched, placed, pairs = set(), set(), {}
+    matched, placed, pairs = set(), set(), {}  # by a selector so far; perhaps on the grid so far
     for kinds in ("GetColor", "GetShape"), ("Exist",):  # they need more pairs than they ask about
         for i in (i for i, operator in enumerate(operators) if operator in kinds):
-            pairs[i], match, place = draw_greedy(operators[i], matched, placed, pool, rng)
+            pairs[i], match, place = draw_reserving(operators[i], matched, placed, pool, rng)
             matched |= match
             placed |= place
     others = [i for i in range(len(operators)) if i not in pairs]
@@ -185,7 +186,7 @@ def draw_pairs(operators, sizes, pool, rng):
     return [pairs[i] for i in sorted(pairs)], spare
 
 
-def draw_greedy(operator, matched, placed, pool, rng):
+def draw_reserving(operator, matched, placed, pool, rng):
     """The pairs of a GetColor, a GetShape or an Exist, what its selector matches, and what it may
     place on the grid."""
     for _ in range(100):
@@ -196,14 +197,16 @@ def draw_greedy(operator, matched, placed, pool, rng):
         elif operator == "GetShape":
             match = {(any_shape, color) for any_shape in range(SHAPES)}
         else:
-            pairs.append(rng.choice(PAIRS))  # the companion: another shape and another color
+            pairs.append(((shape + rng.randrange(1, SHAPES)) % SHAPES,  # the companion: another
+                          (color + rng.randrange(1, COLORS)) % COLORS))  # shape, another color
             place = {*pairs, *swapped(pairs)}
-        if len(place) == len(pairs) ** 2 and match.isdisjoint(placed) and place.isdisjoint(matched):
+        if match.isdisjoint(placed) and place.isdisjoint(matched):
             return pairs, match, place
     raise RunOut
 
 
 def swapped(pairs):
+    """Two pairs with their colors exchanged."""
     return [(pairs[0][0], pairs[1][1]), (pairs[1][0], pairs[0][1])]
 
 
@@ -229,13 +232,14 @@ def draw_grid(tree, path, distractors, rng):
 
 
 def draw_cells(holds, truth, number, free, rng):
-    """Cells for the objects of a question about places, of which it is as true as was drawn, and
-    one for its decoy: if one object, drawn by lot, lay there, the answer would be the opposite."""
-    moved = rng.randrange(number)
+    """Rule 5: cells of objects that give the drawn truth, and a decoy's cell from which one object
+    would reverse it. Which one is drawn by lot: else one object alone would decide a product."""
+    replaced = rng.randrange(number)
     for _ in range(300):
         *cells, decoy = rng.choices(free, k=number + 1)
-        others = [*cells[:moved], decoy, *cells[moved + 1:]]
-        if holds(cells) == truth != holds(others) and len({*cells, decoy}) == number + 1:
+        others = [*cells[:replaced], decoy, *cells[replaced + 1:]]
+        distinct = len({*cells, decoy}) == number + 1
+        if distinct and bool(holds(cells)) == truth and bool(holds(others)) != truth:
             return cells, decoy
     raise RunOut
 
@@ -282,9 +286,9 @@ def stream(name, subset, depth, numbers):
 
 def subset_of(split, name):
     """The Subset of that name. ValueError where there is none, or where it is written wrong."""
-    for word, known in ((split, SPLITS), (name, SPLITS.get(split))):
+    for what, word, known in ("split", split, SPLITS), ("subset", name, SPLITS.get(split)):
         if word not in known:
-            raise ValueError(f"there is no {word!r}; there is {', '.join(known)}")
+            raise ValueError(f"there is no {what} {word!r}; there is {', '.join(known)}")
     check(SPLITS[split][name])
     return SPLITS[split][name]
 
@@ -293,12 +297,13 @@ def trials(split, subset, n, *, seed=0, depth=None):
     """The first n Trials of a set. A set of several depths needs `depth`. Raises ValueError for a
     set or a depth that is not there, and where the rules can hardly be met."""
     chosen = subset_of(split, subset)
-    depths = chosen.depths if depth is None else {depth}.intersection(chosen.depths)
-    if len(depths) != 1:
+    if depth is None and len(chosen.depths) == 1:
+        depth, = chosen.depths
+    if depth not in chosen.depths:
         raise ValueError(f"{split}/{subset} needs --depth {' or '.join(map(str, chosen.depths))}")
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
-    return stream(f"set {seed} {split} {subset}", chosen, *depths, range(n))
+    return stream(f"set {seed} {split} {subset}", chosen, depth, range(n))
 
 
 class Batches(torch.utils.data.Dataset):
@@ -350,7 +355,7 @@ def evaluate(instruction, stimulus):
 
 
 def answer_of(operator, grid, found):
-    """The class that an operator answers, which has found these cells on the grid."""
+    """The class that an operator answers, given the cells that its selectors found."""
     if operator == "Exist":
         return TRUE if found[0] else FALSE
     if holds := OPERATORS[operator].holds:

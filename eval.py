@@ -131,6 +131,8 @@ def read(path):
         if missing := KEYS[path.name] - {*content}:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         return content
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {path}") from error
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 
@@ -141,33 +143,33 @@ def finished(config, folder):
     return path.exists() and read(path)["tests"] == tests_of(config["split"])
 
 
-def check_code(config, folder):
+def check_code(config):
     """UsageError unless the code still computes what it did when a run was made."""
     import train  # not above, since train.py imports this file
     there, known = config.get("fingerprint"), inspect.signature(module_of(config["model"]).Model)
     if there is None or config["model_args"].keys() != known.parameters.keys():
-        raise UsageError(f"{folder} holds a run of other code")
+        raise UsageError("it is a run of other code")
     here, close = train.fingerprint(config), TOLERANCE[config["precision"]]
     if not torch.allclose(torch.tensor(here), torch.tensor(there), close, 0, equal_nan=True):
         then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
-        raise UsageError(f"{folder} holds a run of other code: its first losses (then the norms of "
-                         f"momentum and weights) were {then}, and now they are {now}")
+        raise UsageError("it is a run of other code: its first losses (then the norms of momentum "
+                         f"and weights) were {then}, and now they are {now}; choose another --out")
 
 
-def load(folder):
+def load(folder, device="cpu"):
     """The model of a run folder, ready to call, and its config, with the device, the step that it
     has come to and the log. UsageError where it is of other code or has no sound checkpoint."""
     folder = Path(folder)
-    config = read(folder / "config.json") | {"device": devices()[-1]}
-    check_code(config, folder)
+    config = read(folder / "config.json") | {"device": device}
+    check_code(config)
     model = module_of(config["model"]).Model(**config["model_args"])
     try:
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} has no checkpoint.pt") from error
+        raise UsageError("it has no checkpoint.pt") from error
     except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{folder / 'checkpoint.pt'} is damaged") from error
+        raise UsageError("its checkpoint.pt is damaged") from error
     config |= {"step": checkpoint["step"], "log": checkpoint["rows"]}
     return model.to(config["device"]).eval(), config
 
@@ -401,11 +403,11 @@ def result_of(folder, args):
     config = read(folder / "config.json")
     split = config["split"]
     if split not in data.SPLITS:
-        raise UsageError(f"there is no split {split!r} any more: {folder}")
+        raise UsageError(f"there is no split {split!r} any more")
     if not args.fresh and not (folder / "result.json").exists():
-        raise UsageError(f"unfinished (--fresh tests it): {folder}")
+        raise UsageError("it is unfinished (--fresh tests it)")
     if args.fresh or args.show or args.attention:
-        model, config = load(folder)
+        model, config = load(folder, devices()[-1])
         device, precision = config["device"], config["precision"]
     if args.show:
         print(f"\n{folder}\n\n{mistakes(model, split, args.show, device, precision)}")
@@ -428,9 +430,10 @@ def evaluate(args):
             name = config["model"], config["settings"], config["seed"]  # twice is no second seed
             splits.setdefault(config["split"], {})[name] = config, result
         except UsageError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"left out: {folder}: {error}", file=sys.stderr)
     if not splits:
-        raise UsageError(f"no run in {', '.join(map(str, args.runs))}: train one with train.py")
+        raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}: train one with "
+                         "train.py")
     splits = {split: [*named.values()] for split, named in splits.items()}
     if args.summary:
         print("\n" + summary_table(splits, args.markdown))

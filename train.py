@@ -108,16 +108,16 @@ def fit(config, folder, workers):
             state["step"] += 1
             state["sums"] = state["sums"].to(loss.device) + torch.stack([loss, accuracy])
             bar.update(size)
-            evaluate = state["step"] % math.ceil(steps / EVALUATIONS) == 0 or state["step"] == steps
-            if evaluate or state["step"] % 10 == 0:  # reading a number waits for the GPU
+            due = state["step"] % math.ceil(steps / EVALUATIONS) == 0 or state["step"] == steps
+            if due or state["step"] % 10 == 0:  # reading a number waits for the GPU
                 if not math.isfinite(loss):
                     raise UsageError(f"the loss is {loss:.0f} at step {state['step']}: "
                                      "try a lower --lr or --precision float32")
                 bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
             state["seconds"] = time.perf_counter() - began
-            if evaluate:
+            if due:
                 log(config, folder, state, model)
-            if evaluate or state["step"] % SAVE_EVERY == 0:
+            if due or state["step"] % SAVE_EVERY == 0:
                 save(folder, state, model, optimizers)
     result = score(model.eval(), split, evaluation.TEST_TRIALS, config["device"],
                    config["precision"])
@@ -190,8 +190,8 @@ def parse(argv):
         allowed = {"choices": kind} if isinstance(kind, list) else {"type": kind}
         name = f"--{key.replace('_', '-')}"
         add(name, nargs="+", help=text, default=argparse.SUPPRESS, **allowed)
-    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other arguments of the model's "
-        "constructor, for example read=eos")
+    add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
+        help="other arguments of the model's constructor, for example read=eos")
     add = parser.add_argument_group("the machine").add_argument
     add("--device", choices=devices(), default=devices()[-1], help="where to compute")
     add("--precision", choices=["float32", "bfloat16"], help="of matrix products; None: bfloat16 "
@@ -236,7 +236,10 @@ def configurations(args):
         usual = {key: p.default for key, p in parameters.items()} | TRAINING
         usual |= getattr(module, "TRAINING", {})
         given = {key: value for key, value in zip(FLAGS, values) if value is not None}
-        given |= sorted(setting(text, parameters, model) for text in args.set)  # one order
+        others = dict(sorted(setting(text, parameters, model) for text in args.set))  # one order
+        if len(others) < len(args.set):
+            raise UsageError(f"--set {' '.join(args.set)} sets something twice")
+        given |= others
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole, names = usual | given, [f"{k}{v}" for k, v in given.items() if v != usual[k]]
@@ -290,7 +293,7 @@ def prepare(config, folder):
              if there.get(key) != value]
     if other:
         raise UsageError(f"another run stands there ({'; '.join(other)}): choose another --out")
-    check_code(there, folder)
+    check_code(there)
 
 
 def write(path, content):
@@ -329,8 +332,8 @@ def restore(folder, model, optimizers):
             torch.cuda.set_rng_state(random)
         return state
     except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{path} is damaged or another model's: remove {folder} to begin anew") \
-            from error
+        raise UsageError("its checkpoint.pt is damaged or another model's: remove the folder to "
+                         "begin anew") from error
 
 
 def lock(file):

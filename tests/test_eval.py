@@ -138,10 +138,10 @@ LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
     ("config.json", {"model": "../x"}, LOADED, "there is no model '../x'"),
     ("config.json", {"fingerprint": 6 * [5.25]}, LOADED, "and now they are"),
-    ("config.json", {"model_args": {}}, LOADED, "holds a run of other code"),
+    ("config.json", {"model_args": {}}, LOADED, "it is a run of other code"),
     *(("config.json", text, SAVED, "config.json is damaged: ") for text in ("{", "[]", "{}")),
     ("result.json", '{"tests": {}}', SAVED, "result.json is damaged: it has no accuracy, "),
-    ("result.json", None, SAVED, "unfinished (--fresh tests it)"),
+    ("result.json", None, SAVED, "it is unfinished (--fresh tests it)"),
     ("checkpoint.pt", "csys\nexit\n(tR.", LOADED, "checkpoint.pt is damaged"),  # calls sys.exit
     ("checkpoint.pt", None, LOADED, "has no checkpoint.pt")]
 

@@ -206,7 +206,7 @@ def test_recorded_runs_have_a_fingerprint(recorded):
 @pytest.mark.slow
 def test_recorded_runs_are_of_this_code(recorded):
     for folder in runs_of_this_code(recorded):
-        evaluation.check_code(evaluation.read(folder / "config.json"), folder)
+        evaluation.check_code(evaluation.read(folder / "config.json"))
 
 
 def test_every_table_of_results_names_its_command():

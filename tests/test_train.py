@@ -191,26 +191,26 @@ def test_a_run_is_known_by_what_it_computes(monkeypatch, old, new):
         sources += source
     assert old in sources
     if HARMLESS.get(old) == new:
-        return check_code(config, "a folder")
+        return check_code(config)
     with pytest.raises(UsageError, match="now they are"):
-        check_code(config, "a folder")
+        check_code(config)
 
 
 def test_rounding_is_no_other_code():  # nor are other instruction sets and more threads
     code = "import conftest, test_train as t; print(t.train.fingerprint(t.CONFIG))"
     env = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2"}
     there = json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=HERE, env=env))
-    check_code(CONFIG | {"fingerprint": there}, "a folder")
+    check_code(CONFIG | {"fingerprint": there})
     there[3] *= 1 + 10 * evaluation.TOLERANCE["float32"]
     with pytest.raises(UsageError, match="now they are"):
-        check_code(CONFIG | {"fingerprint": there}, "a folder")
+        check_code(CONFIG | {"fingerprint": there})
 
 
-DAMAGED = r"checkpoint.pt is damaged or another model's: remove \S+ to begin anew$"
+DAMAGED = "its checkpoint.pt is damaged or another model's: remove the folder to begin anew$"
 OTHERS = [
     ("config.json", {"lr": 0.5}, r"another run stands there \(lr is 0.5 there, 0.001 here\): "),
-    ("config.json", {"fingerprint": 6 * [5.25]}, r"holds a run of other code: its first losses .the"
-     r"n the norms of momentum and weights. were( 5.25){6}, and now they are( \d[\d.]+){6}$"),
+    ("config.json", {"fingerprint": 6 * [5.25]}, r"it is a run of other code: its first losses .th"
+     r"en the norms of momentum and weights. were( 5.25){6}, and now they are( \d[\d.]+){6};"),
     ("checkpoint.pt", "half", DAMAGED), ("checkpoint.pt", {"model": {}}, DAMAGED),
     ("checkpoint.pt", "csys\nexit\n(tR.", DAMAGED)]  # a pickle that calls sys.exit
 
