@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -26,8 +27,8 @@ import data
 TEST_TRIALS, RSA_TRIALS = 10_000, 500  # per test set
 KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision"},
         "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
-# Of fingerprints, relative: five times what other instruction sets and more threads change
-TOLERANCE = {"float32": 2e-4, "bfloat16": 1e-2}
+# Of the numbers of a fingerprint, relative: what other instruction sets and more threads change,
+TOLERANCES = (2e-4,) * 5 + (5e-6,)  # times five or more
 
 
 class UsageError(ValueError):
@@ -147,10 +148,12 @@ def check_code(config):
     """UsageError unless the code still computes what it did when a run was made."""
     import train  # not above, since train.py imports this file
     there, known = config.get("fingerprint"), inspect.signature(module_of(config["model"]).Model)
-    if there is None or config["model_args"].keys() != known.parameters.keys():
+    if not there or config["model_args"].keys() != known.parameters.keys():
         raise UsageError("it is a run of other code")
-    here, close = train.fingerprint(config), TOLERANCE[config["precision"]]
-    if not torch.allclose(torch.tensor(here), torch.tensor(there), close, 0, equal_nan=True):
+    here = train.fingerprint(config)
+    if len(here) != len(there) or not all(  # NaN is not itself
+            math.isclose(a, b, rel_tol=tolerance) or a != a and b != b
+            for a, b, tolerance in zip(here, there, TOLERANCES)):
         then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
         raise UsageError("it is a run of other code: its first losses (then the norms of momentum "
                          f"and weights) were {then}, and now they are {now}; choose another --out")
@@ -166,11 +169,11 @@ def load(folder, device="cpu"):
     try:
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
+        config |= {"step": checkpoint["step"], "log": checkpoint["rows"]}
     except FileNotFoundError as error:
         raise UsageError("it has no checkpoint.pt") from error
     except Exception as error:  # any failure here means a bad file
         raise UsageError("its checkpoint.pt is damaged") from error
-    config |= {"step": checkpoint["step"], "log": checkpoint["rows"]}
     return model.to(config["device"]).eval(), config
 
 
@@ -293,7 +296,10 @@ def by_settings(runs):
 def split_table(split, runs, markdown=False, per_operator=False):
     """A row per model and settings, mean and spread over seeds. Runs are (config, result) pairs of
     one split."""
-    columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
+    baselines = {}
+    for _, result in runs:  # some may have more test sets
+        baselines |= result["baselines"]
+    columns = list(baselines)
     rows = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
             for name in max(baselines.values(), key=len)]
     for label, results in by_settings(runs).items():
@@ -313,7 +319,7 @@ def summary_table(splits, markdown):
     for split, runs in splits.items():
         near, far = hardest(split)
         for config, result in runs:
-            if config["settings"] == "default":
+            if config["settings"] == "default" and {near, far} <= result["accuracy"].keys():
                 baselines, accuracy = result["baselines"], result["accuracy"]
                 for name, value in baselines[far].items():
                     cells[name, split] = [(baselines[near].get(name, 1), value)]
@@ -338,7 +344,7 @@ def rsa_table(splits, markdown):
         for label, results in by_settings(runs).items():
             parts = {part: [r["alignment"][part] for r in results]
                      for part in results[0]["alignment"]}
-            out = percent([r["accuracy"][hardest(split)[1]] for r in results])
+            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
             means = (f"{statistics.mean(values):.2f}" for values in parts.values())
             rows.append([f"{split} {label}", *means, out])
     return table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
@@ -367,7 +373,8 @@ def plot(splits, path):
             left.fill_between(there, band, color=gray, label=name)
         for i, (label, results) in enumerate(by_settings(runs).items()):
             style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10], "markersize": 4}
-            values = torch.tensor([[r["accuracy"][c] for c in columns] for r in results])
+            values = torch.tensor([[r["accuracy"].get(c, math.nan) for c in columns]
+                                   for r in results])
             left.plot(range(len(columns)), values.mean(0), label=label, **style)
             left.fill_between(range(len(columns)), values.amin(0), values.amax(0), alpha=0.2,
                               color=style["color"])

@@ -147,7 +147,8 @@ def log(config, folder, state, model):
 def fingerprint(config):
     """What a run computes, in six numbers: the losses of four training steps on few trials, at
     rates from warm-up to the end, then the norms of the optimizers' momentum and of the weights.
-    Code that computes the same has the same fingerprint up to rounding (eval.TOLERANCE)."""
+    Code that computes the same has the same fingerprint up to rounding (eval.TOLERANCES)."""
+    config = config | {"precision": "float32"}
     model, optimizers = build(config)
     steps, size = config["steps"], min(config["batch_size"], 16)
     batches = data.Batches(config["split"], size, config["seed"], config["train_size"])
@@ -268,8 +269,9 @@ def check(config, module):
     try:
         module.Model(**config["model_args"])
     except ValueError as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        raise UsageError(f"models/{config['model']}.py, line {line}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == module.__file__]
+        raise UsageError(f"models/{config['model']}.py, line {lines[-1]}: {error}") from error
 
 
 # ---- the files of a run -------------------------------------------------------------------------
