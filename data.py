@@ -7,7 +7,6 @@ A trial asks one question about a grid of colored letters. The question is a tre
      |- if    Exist(red a)               +   . a . . . b . . . .    ->   one of 138 classes
      |- then  GetColor(b)                    . . . . c . . a . .         (ANSWERS)
      '- else  SumEven(blue c, pink d)        . . d . . . (10 rows)
-
     instruction token  (operator, shape 1, color 1, shape 2, color 2), 0 = none. Level by level:
                        its operators from left (True) to right (False), then, if it is not the
                        last level, its IfElses.
@@ -19,12 +18,9 @@ single operators, which contain no pair; 5) one depth per batch; 6) tokens are i
 """
 import argparse
 import contextlib
-import itertools
 import math
 import random
-import string
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +30,7 @@ COLOR_NAMES = "red green blue yellow purple orange white pink cyan brown".split(
 CELLS = [(row, column) for row in range(GRID) for column in range(GRID)]
 PAIRS = [(shape, color) for shape in range(SHAPES) for color in range(COLORS)]
 ANSWERS = ["True", "False", *(f"row {row}, column {column}" for row, column in CELLS),
-           *string.ascii_lowercase, *COLOR_NAMES]
+           *"abcdefghijklmnopqrstuvwxyz", *COLOR_NAMES]
 TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, len(ANSWERS)
 
 
@@ -78,8 +74,7 @@ class Pool(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """A set of trials. Each has one of the pools, one of the depths, and a number of distractors
-    from the least to the most."""
+    """A set of trials: the pools, the depths, the least and the largest number of distractors."""
     pools: tuple = (Pool(),)
     depths: tuple = (1,)
     distractors: tuple = (1, 5)
@@ -123,15 +118,14 @@ def check(subset):
         fields += zip(Pool._fields, pool, (leaves, conditions, range(SHAPES), range(COLORS)))
     for field, value, allowed in fields:
         if not (isinstance(value, (tuple, range)) and len({*value} & {*allowed}) == len(value) > 0):
-            allowed = ", ".join(map(str, allowed))
-            raise ValueError(f"{field} must be a tuple of some of {allowed}, not {value!r}")
+            raise ValueError(f"{field} must be a tuple of some of {*allowed,}, not {value!r}")
 
 
 # ---- drawing a trial by the rules of the README -------------------------------------------------
 
 class Node(NamedTuple):
-    """An operator of a tree, the pairs (shape, color) of its objects, and whether it is True
-    (ignored by a Get). The second pair of an Exist is its companion, which no selector names."""
+    """An operator of a tree, the pairs (shape, color) of its objects, its truth (a Get ignores it).
+    The second pair of an Exist is its companion, which no selector names."""
     operator: str
     pairs: list
     truth: bool
@@ -173,8 +167,8 @@ def draw_pairs(operators, sizes, pool, rng):
             matched |= match
             placed |= place
     others = [i for i in range(len(operators)) if i not in pairs]
-    free = [pair for pair in itertools.product(pool.shapes, pool.colors)
-            if pair not in matched and pair not in placed]
+    free = [(shape, color) for shape in pool.shapes for color in pool.colors
+            if (shape, color) not in matched and (shape, color) not in placed]
     if len(free) < sum(sizes[i] for i in others):
         raise RunOut
     rng.shuffle(free)
@@ -205,8 +199,7 @@ def draw_reserving(operator, matched, placed, pool, rng):
     raise RunOut
 
 
-def swapped(pairs):
-    """Two pairs with their colors exchanged."""
+def swapped(pairs):  # two pairs with their colors exchanged
     return [(pairs[0][0], pairs[1][1]), (pairs[1][0], pairs[0][1])]
 
 
@@ -294,11 +287,10 @@ def subset_of(split, name):
 
 
 def trials(split, subset, n, *, seed=0, depth=None):
-    """The first n Trials of a set. A set of several depths needs `depth`. Raises ValueError for a
-    set or a depth that is not there, and where the rules can hardly be met."""
+    """The first n Trials of a set. A set of several depths needs `depth`. ValueError for a set or a
+    depth that is not there, and where the rules can hardly be met."""
     chosen = subset_of(split, subset)
-    if depth is None and len(chosen.depths) == 1:
-        depth, = chosen.depths
+    depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
     if depth not in chosen.depths:
         raise ValueError(f"{split}/{subset} needs --depth {' or '.join(map(str, chosen.depths))}")
     if n < 1:
@@ -307,9 +299,8 @@ def trials(split, subset, n, *, seed=0, depth=None):
 
 
 class Batches(torch.utils.data.Dataset):
-    """The training batches of a seed: item i is batch i, Trials of one depth, the depths in turn.
-    Without `train_size`, no trial repeats. With it, so many trials, evenly over the depths, are
-    reshuffled each epoch, in which the last ones that fill no batch are left out."""
+    """A seed's training batches: item i is batch i, Trials of one depth, the depths in turn. With
+    `train_size`, so many trials are reshuffled each epoch; what fills no batch is left out."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name, self.subset = f"training {seed} {split}", subset_of(split, "train")
@@ -331,8 +322,8 @@ class Batches(torch.utils.data.Dataset):
 # ---- the oracle: reads tokens only, and shares nothing with the generator but OPERATORS ---------
 
 class Solved(NamedTuple):
-    """An operator as the oracle reads it: its selectors (shape, color), 0 = any; for each of them
-    the cells of the objects that it matches; the class that the operator would answer."""
+    """An operator as the oracle reads it: its selectors (shape, color), 0 = any; the cells of the
+    objects that each matches; its answer."""
     operator: str
     selectors: list
     found: list
@@ -340,8 +331,8 @@ class Solved(NamedTuple):
 
 
 def evaluate(instruction, stimulus):
-    """All operators of a trial (T, 5), (100, 2) as Solved, level by level. Operator i leads to
-    2 i + 1 (True) and 2 i + 2 (False). IndexError where an object is missing."""
+    """All operators of a trial (T, 5), (100, 2), level by level: operator i leads to 2 i + 1 (True)
+    and 2 i + 2 (False). IndexError where an object is missing."""
     grid = {cell: (shape, color) for cell, (shape, color) in zip(CELLS, stimulus.tolist()) if shape}
     names, solved = list(OPERATORS), []
     for number, *features in instruction.tolist():
@@ -375,7 +366,7 @@ def descend(solved):
 
 def solve(instruction, stimulus):
     """The answers (n,) to trials, from their tokens (n, T, 5) and (n, 100, 2) alone."""
-    trees = [evaluate(*trial) for trial in zip(instruction, stimulus)]
+    trees = map(evaluate, instruction, stimulus)
     return torch.tensor([tree[descend(tree)[-1]].answer for tree in trees])
 
 
@@ -394,8 +385,7 @@ def describe(solved, i=0):
 
 
 def picture(solved, stimulus):
-    """The grid as text. Letters stand beside the first letters of their color (pink is pi), those
-    that the answering path asks for in brackets."""
+    """The grid as text. [Brackets] mark what the answering path asks for. (pi is pink.)"""
     asked = [cell for i in descend(solved) for cells in solved[i].found for cell in cells]
     text = "  " + "".join(f"{column:>4}  " for column in range(GRID))
     for cell, (shape, color) in zip(CELLS, stimulus.tolist()):

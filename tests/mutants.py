@@ -16,7 +16,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
     ("data.py", "tests/test_data.py"): [  # the rules, in their order
         ("match = {(shape, any_color)", "match = {(shape, color)"),
         ("place.isdisjoint(matched):", "True:"),
-        ("if pair not in matched and pair not in placed]", "if pair not in matched]"),
+        (" and (shape, color) not in placed]", "]"),
         ("[pair for pair in PAIRS if pair not in matched])", "PAIRS)"),
         ("(color + rng.randrange(1, COLORS))", "(color + 0)"),
         ("swapped(pairs) if operator", "pairs if operator"),
