@@ -27,7 +27,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("FIRST_SHAPE + shape}.get", "FIRST_SHAPE + color}.get"),
         ("rng.randint(*subset.distractors)", "subset.distractors[0]"),
         ("range(10_000)", "range(1_000_000)")],
-    ("data.py", "tests/test_data.py -k held or uniform or stream or batch or stays"): [
+    ("data.py", "tests/test_data.py -k held or uniform or stream or shuffled or stays"): [
         ("distractors=(m, m)) for m", "distractors=(1, m)) for m"),
         ('OPS_A = "Exist", "SumEven"', 'OPS_A = "Exist", "SumOdd"'),
         ("(Pool(OPS_A, colors=LOW)", "(Pool(OPS_A, colors=HIGH)"),

@@ -32,7 +32,7 @@ def grid(objects):
     ([(EXIST, 1, 1, 0, 0)], {(0, 0): (1, 2), (5, 5): (2, 1)}, 1),  # a green a and a red b
     ([(GET_LOCATION, 3, 4, 0, 0)], {(3, 7): (3, 4), (7, 3): (4, 3)}, 39),  # 2 + cell 37
     ([(GET_COLOR, 5, 0, 0, 0)], {(9, 9): (5, 9), (0, 1): (6, 9)}, 136),  # 128 + 8: cyan, the ninth
-    ([(GET_SHAPE, 0, 10, 0, 0)], {(2, 0): (10, 10), (0, 2): (10, 9)}, 111),  # 102 + 9: j, the tenth
+    ([(GET_SHAPE, 0, 3, 0, 0)], {(2, 0): (10, 3), (0, 2): (10, 9)}, 111),  # 102 + 9: j, the tenth
     *(([(operator, *selectors)], objects, (total + odd) % 2)  # of all rows and columns
       for operators, selectors, objects, total in (
           ((SUM_EVEN, SUM_ODD), (1, 1, 0, 0), {(3, 4): (1, 1), (3, 5): (1, 2)}, 7),
