@@ -216,6 +216,11 @@ OTHERS = [
     ("checkpoint.pt", "csys\nexit\n(tR.", DAMAGED)]  # a pickle that calls sys.exit
 
 
+def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
+    monkeypatch.setattr(train, "fit", Mock(side_effect=AssertionError))
+    run(finished.parents[3])
+
+
 @pytest.mark.parametrize("file, content, says", OTHERS)
 def test_another_run_is_left_alone(finished, trained, capsys, file, content, says):
     change(finished / file, content)
