@@ -27,8 +27,8 @@ import data
 TEST_TRIALS, RSA_TRIALS = 10_000, 500  # per test set
 KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision"},
         "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
-# Of the numbers of a fingerprint, relative: what other instruction sets and more threads change,
-TOLERANCES = (2e-4,) * 5 + (5e-6,)  # times five or more
+# Relative, for the six numbers of a fingerprint: five times what another CPU or thread changes
+TOLERANCES = (2e-4,) * 5 + (5e-6,)
 
 
 class UsageError(ValueError):
@@ -46,15 +46,15 @@ def test_set(split, subset, n):
     kinds |= {f"if {kind}": [] for kind in kinds}
     for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
         solved = data.evaluate(instruction, stimulus)
-        operator = solved[data.descend(solved)[-1]]
-        for prefix, node in [("", operator), ("if ", solved[0])][:len(solved)]:
+        answering = solved[data.descend(solved)[-1]]
+        for prefix, node in [("", answering), ("if ", solved[0])][:len(solved)]:
             two = ", two objects" if len(node.selectors) == 2 else ""
             kinds[f"{prefix}{node.operator}{two}"].append(i)
-        baselines["chance"] += chance(data.SPLITS[split][subset])[operator.operator] / n
-        baselines["no binding"] += no_binding(operator.operator, stimulus, answer.item()) / n
+        baselines["chance"] += chance(data.SPLITS[split][subset])[answering.operator] / n
+        baselines["no binding"] += no_binding(answering.operator, stimulus, answer.item()) / n
         if len(solved) > 1:
             leaves = [node.answer for node in solved[len(solved) // 2:]]
-            baselines["condition-blind"] += vote(leaves, answer) / n
+            baselines["condition-blind"] += vote(leaves, answer.item()) / n
     return made, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
 
 

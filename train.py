@@ -276,18 +276,15 @@ def check(config, module):
 
 # ---- the files of a run -------------------------------------------------------------------------
 
-def environment():
-    """The versions and the machine of a run. Runs that differ in these alone are the same."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"python": platform.python_version(), "torch": torch.__version__, "gpu": gpu,
-            "machine": platform.platform(), "threads": torch.get_num_threads()}
-
-
 def prepare(config, folder):
     """Writes config.json, or checks that the run there is this one. UsageError if it is another."""
     path = folder / "config.json"
     if not any((folder / name).exists() for name in ("checkpoint.pt", "result.json")):
-        whole = config | {"fingerprint": fingerprint(config)} | environment()
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        whole = config | {  # runs that differ in the machine alone are the same
+            "fingerprint": fingerprint(config), "python": platform.python_version(), "gpu": gpu,
+            "torch": torch.__version__, "machine": platform.platform(),
+            "threads": torch.get_num_threads()}
         return write(path, json.dumps(whole, indent=1).encode())
     there = read(path)
     here = json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
