@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import data
 
-TEST_TRIALS, RSA_TRIALS = 10_000, 500  # per test set
+TEST_TRIALS, RSA_TRIALS, FIT_TRIALS = 10_000, 500, 2_000  # per test set; to fit a decoder
 KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision"},
         "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
 # Relative, for the six numbers of a fingerprint: five times what another CPU or thread changes
@@ -228,6 +228,31 @@ def alignment(model, split, device):
     return result
 
 
+def decoding(model, split, device):
+    """How much of what the root asks about can be decoded from hidden states by a linear map
+    (Redhardt et al. 2025), fitted by least squares to trials in distribution: the share of other
+    trials, on the test sets of `hardest`, from "in: operator" to "out: color"."""
+    (near, far), result = hardest(split), {}
+    made = (data.trials(split, near, FIT_TRIALS, seed=1), data.trials(split, near, RSA_TRIALS),
+            data.trials(split, far, RSA_TRIALS))
+    states = [predict(model.features, trials, device).double() for trials in made]
+    for i, name in enumerate(("operator", "letter", "color")):  # of the root's token
+        values = (trials.instruction[:, 0, i].long() for trials in made)
+        (x, y), *tests = [(x[y > 0], y[y > 0]) for x, y in zip(states, values)]  # 0: none asked
+        one_hot, mean = F.one_hot(y).double(), x.mean(0)
+        matrix = torch.linalg.pinv(x - mean, rtol=1e-3) @ (one_hot - one_hot.mean(0))
+        for where, (x, y) in zip(("in", "out"), tests):
+            right = ((x - mean) @ matrix + one_hot.mean(0)).argmax(1) == y
+            result[f"{where}: {name}"] = right.double().mean().item()
+    return dict(sorted(result.items()))
+
+
+def decoded(result, where):
+    """The mean of what `decoding` found "in" or "out" of distribution. None in older results."""
+    shares = [share for part, share in result.get("decoded", {}).items() if part.startswith(where)]
+    return statistics.mean(shares) if shares else None
+
+
 def attention(model, split, device):
     """Where a model looks in the first trial of the last test set in distribution, as text: a table
     for each attention, with a row per query and a column per head. It names the key with the
@@ -338,16 +363,19 @@ def summary_table(splits, markdown):
 
 def rsa_table(splits, markdown):
     """A row per split, model and settings, means over seeds: how much hidden states are organized
-    like stimulus, instruction and answer, in and out of distribution."""
+    like stimulus, instruction and answer, and what can be decoded from them (the mean share of
+    operator, letter and color), in and out of distribution."""
     rows = []
     for split, runs in splits.items():
         for label, results in by_settings(runs).items():
             parts = {part: [r["alignment"][part] for r in results]
                      for part in results[0]["alignment"]}
-            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
             means = (f"{statistics.mean(values):.2f}" for values in parts.values())
-            rows.append([f"{split} {label}", *means, out])
-    return table(["rank correlation of similarities with", *parts, "accuracy out"], rows, markdown)
+            found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
+            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
+            rows.append([f"{split} {label}", *means, *found, out])
+    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
+    return table([*header, "accuracy out"], rows, markdown)
 
 
 COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
@@ -425,7 +453,8 @@ def result_of(folder, args):
     if config["step"] < config["steps"]:
         config["settings"] += f", step {config['step']:,} of {config['steps']:,}"
     result = score(model, split, TEST_TRIALS, device, precision)
-    return config, result | {"alignment": alignment(model, split, device), "log": config["log"]}
+    return config, result | {"alignment": alignment(model, split, device),
+                             "decoded": decoding(model, split, device), "log": config["log"]}
 
 
 def evaluate(args):
@@ -471,7 +500,8 @@ def main(argv=None):
         "model got wrong, of 1,000 (default: 0)")
     add("--attention", action="store_true", help="print where each model looks in one trial")
     add("--summary", action="store_true", help="one table of all runs with default settings")
-    add("--rsa", action="store_true", help="add whether states are organized like the answer")
+    add("--rsa", action="store_true", help="add how hidden states are organized, and what a linear "
+        "map can decode from them")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     add("--markdown", action="store_true", help="print Markdown tables")
     args = parser.parse_args(argv)

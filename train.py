@@ -30,8 +30,8 @@ from tqdm import tqdm
 
 import data
 import eval as evaluation
-from eval import (UsageError, alignment, available, between, check_code, devices, finished,
-                  in_distribution, module_of, read, score, split_table)
+from eval import (UsageError, alignment, available, between, check_code, decoding, devices,
+                  finished, in_distribution, module_of, read, score, split_table)
 
 # One budget for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 4_000, "batch_size": 128, "train_size": None, "optimizer": "muon", "lr": 1e-3,
@@ -121,7 +121,8 @@ def fit(config, folder, workers):
                 save(folder, state, model, optimizers)
     result = score(model.eval(), split, evaluation.TEST_TRIALS, config["device"],
                    config["precision"])
-    result |= {"alignment": alignment(model, split, config["device"]), "trials": steps * size,
+    result |= {"alignment": alignment(model, split, config["device"]),
+               "decoded": decoding(model, split, config["device"]), "trials": steps * size,
                "parameters": sum(p.numel() for p in model.parameters()),
                "seconds": state["seconds"], "log": state["rows"]}
     write(folder / "result.json", json.dumps(result, indent=1).encode())

@@ -1,13 +1,15 @@
-"""The authors' four Transformers as released (IBM/gcog), from torch.nn's own modules: a baseline
-to compare with, and a check of the other files. Tests compare their outputs with the release's.
+"""The authors' six models as released (IBM/gcog), from torch.nn's own modules: a baseline to
+compare with, and a check of the other files. Tests compare their outputs with the release's.
 
     instruction            stimulus            sstfmr     one Stream reads both; its last token
       |                       |                dstfmr     last tokens of two Streams, summed; MLP
     [ Stream ]             [ Stream ]          crossattn  rule tokens ask stimulus tokens; MLP
       |                       |                perceiver  ten latents of zeros ask the rule, each
       '---- architecture -----'                           other, the stimulus, each other
-                 |
-              readout -> 138 logits            Stream: Linear, + positions, dropout, one block
+                 |                             rnn, gru   rule token by rule token, with the
+              readout -> 138 logits                       whole stimulus (theirs: --dim 512)
+
+    Stream: Linear, + positions, dropout, one block
 
 Unlike in the other files, a token is a few numbers, times a matrix: red + red = green. All 101
 stimulus tokens have a position. The latents start as zeros, so all ten stay identical.
@@ -20,6 +22,7 @@ Differs from the release: 1) logits, not log probabilities; 2) no token that nob
 embed=onehot learns a vector per value of each feature, positions=learned one per stimulus token,
 positions=relative (the release's own) one per distance between rule tokens.
 """
+from functools import partial
 from typing import Literal
 
 import torch
@@ -164,9 +167,27 @@ class Perceiver(TwoStreams):
         return self.mlp(x)[:, -1]
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind, dim, rule, stimulus, embed, positions):
+        super().__init__()
+        if (embed, positions) != ("ids", "paper"):
+            raise ValueError("rnn and gru have no embedding and no positions")
+        size = len(rule) + (len(data.CELLS) + 1) * len(stimulus)
+        self.cell, self.norm = kind(size, dim, batch_first=True), nn.LayerNorm(dim)
+
+    def forward(self, rule, stimulus):
+        stimulus = stimulus.flatten(1)[:, None].expand(-1, rule.shape[1], -1)
+        _, last = self.cell(torch.cat([rule, stimulus], 2).to(self.norm.weight.dtype))
+        return self.norm(last[0])
+
+
+ARCHITECTURES = {"sstfmr": SingleStream, "dstfmr": DualStream, "crossattn": CrossAttn,
+                 "perceiver": Perceiver, "gru": partial(Recurrent, nn.GRU),
+                 "rnn": partial(Recurrent, partial(nn.RNN, nonlinearity="relu"))}
+
+
 class Model(nn.Module):
-    def __init__(self, dim=256, architecture: Literal["sstfmr", "dstfmr", "crossattn",
-                                                      "perceiver"] = "crossattn",
+    def __init__(self, dim=256, architecture: Literal[tuple(ARCHITECTURES)] = "crossattn",
                  embed: Literal["ids", "onehot"] = "ids",
                  positions: Literal["paper", "relative", "learned"] = "paper"):
         super().__init__()
@@ -177,9 +198,7 @@ class Model(nn.Module):
         self.register_buffer("numbers", numbers, persistent=False)
         shape, color = data.SHAPES + 1, data.COLORS + 1  # so many values, with 0
         rule, stimulus = [len(numbers), *2 * [shape, color, 2], 2], [color, shape, 2]
-        architectures = {"sstfmr": SingleStream, "dstfmr": DualStream, "crossattn": CrossAttn,
-                         "perceiver": Perceiver}
-        self.encoder = architectures[architecture](dim, rule, stimulus, embed, positions)
+        self.encoder = ARCHITECTURES[architecture](dim, rule, stimulus, embed, positions)
         self.readout = nn.Linear(dim, data.CLASSES)
 
     def translate(self, instruction, stimulus):  # -> rule (B, T + 1, 8), stimulus (B, 101, 3)

@@ -4,7 +4,7 @@
                           |         |         |         |
     instruction tokens    1         2         3         T    the streams meet in every step
                           |         |         |         |
-                    0 -> tanh ---> tanh ---> tanh ... tanh -> LayerNorm -> readout -> 138 logits
+                    0 -> ReLU ---> ReLU ---> ReLU ... ReLU -> LayerNorm -> readout -> 138 logits
 
 Every place of the grid has weights of its own, so what is learned about one cell says nothing about
 the others. At depth 1 the recurrent weights only meet the state 0 and are not trained: the model is
@@ -54,7 +54,7 @@ class Model(nn.Module):
             nn.init.zeros_(module.bias)
 
     def step(self, x, state):  # (B, C), (B, C) -> (B, C)
-        return torch.tanh(x + self.recurrent(state))
+        return F.relu(x + self.recurrent(state))
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         # W [token, stimulus] = U token + V stimulus, and V stimulus is the same in every step

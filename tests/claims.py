@@ -1,22 +1,33 @@
-"""Judges the paper's claims by the runs in a folder, and by a rule that was written before them.
+"""Judges the claims of three papers by the runs in a folder, and by rules written before them.
 
     python tests/claims.py runs [--markdown]
+
+Claims 1 to 5 are of Ito et al. 2024, 6 and 7 of Redhardt et al. 2025, 8 and 9 of Kobayashi et al.
+2024. They are judged twice: for our models, and for the authors' (models/authors.py), as released.
 
 A claim is a list of comparisons of a model with another one, or with a baseline, on one test set.
 A comparison counts where the model has learned the split: at least 95 % in distribution, the mean
 over at least two seeds. The other model counts as it stands after the same number of trials, with
 at least two seeds; the verdict says how many of the others had not learned the split. A model is
-better where the difference of the means exceeds its 95 % interval over seeds (Student). A baseline
+better where the difference of the means exceeds its 95 % interval over seeds (Welch). A baseline
 is exact. A claim holds if all comparisons that can be made agree with it, in part if some do.
+
+Claim 6: on the last test set, the MLP on twenty times the trials, or twice as wide, is better than
+the MLP as it is, and has 95 %. What it has learned in distribution does not matter: that too is
+what scale should bring.
 
 Claim 5 is a rank correlation over the paper's models and the splits, learned or not: how much more
 hidden states are organized like the answer than like the stimulus, with the accuracy on the last
 test set. It holds where the 95 % interval is above 0, and does not hold where it is below. It
 cannot be judged from fewer than six pairs of model and split, or where 0 is inside.
+
+Claims 7 and 9: the constituents of a task can be decoded where a linear map finds 95 % of what the
+root asks about on the last test set (the mean over operator, letter and color, and over at least
+two seeds). Claim 7 asks it of every model, in its own settings, and split with 95 % or more on that
+test set; claim 9 of the hypernetwork and the plain Transformer on held-out combinations.
 """
 import argparse
 import math
-import re
 import statistics
 import sys
 from pathlib import Path
@@ -26,21 +37,30 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import eval as evaluation  # noqa: E402
 
+LEARNED = 0.95
 CROSS, OTHERS = ("crossattn", "perceiver"), ("rnn", "gru", "sstfmr", "dstfmr")
+SYSTEMATIC = "systematic1", "systematic3"
 HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
-# claim -> (split, test set, model, what it is compared with, is it better?); [layers]
+# claim -> (split, test set, model, what it is compared with, is it better?); model[its settings]
 CLAIMS = {
     "1 distractors: only cross-attention stays accurate":
         [("distractor", "distractors40", a, b, True) for a in CROSS for b in OTHERS],
     "2 systematic: cross-attention does better":
-        [(split, "ood", a, b, True) for split in ("systematic1", "systematic3") for a in CROSS
-         for b in OTHERS],
+        [(split, "ood", a, b, True) for split in SYSTEMATIC for a in CROSS for b in OTHERS],
     "3 more layers help, but not productive generalization":
-        [*((split, test, "sstfmr[4]", "sstfmr[1]", True) for split, test in HARDEST.items()),
-         *(("productive", f"depth{d}", "sstfmr[4]", "sstfmr[1]", False) for d in (5, 7, 9))],
+        [*((split, test, "sstfmr[layers4]", "sstfmr[layers1]", True)
+           for split, test in HARDEST.items()),
+         *(("productive", f"depth{d}", "sstfmr[layers4]", "sstfmr[layers1]", False)
+           for d in (5, 7, 9))],
     "4 productive: every architecture fails beyond its training":
         [("productive", f"depth{d}", model, baseline, False) for model in OTHERS + CROSS
          for d in (5, 7, 9) for baseline in ("chance", "condition-blind")],
+    "6 scale alone generalizes":
+        [(split, HARDEST[split], f"mlp[{scaled}]", other, True)
+         for split in ("distractor", "systematic1")
+         for scaled in ("steps16000-batchsize640", "dim1024") for other in ("mlp", "learned")],
+    "8 held-out pairs: a bottleneck does better":
+        [(split, "ood", "hypertfmr", "sstfmr", True) for split in SYSTEMATIC],
 }
 # Two-sided 95 % quantiles of Student's distribution for 1 to 8 degrees of freedom
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
@@ -48,24 +68,28 @@ STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
 
 def better(a, b):
     """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the
-    difference's 95 % interval. A single value is exact: a baseline."""
-    spread = sum(statistics.variance(x) / len(x) for x in (a, b) if len(x) > 1) ** 0.5
-    quantile = STUDENT[min(len(a) + len(b) - 2, 8) - 1]
-    return statistics.mean(a) - statistics.mean(b) > quantile * spread
+    difference's 95 % interval (Welch; degrees of freedom rounded down). A single value is exact: a
+    baseline."""
+    errors = [(statistics.variance(x) / len(x), len(x) - 1) for x in (a, b) if len(x) > 1]
+    square = sum(error for error, _ in errors)
+    freedom = square ** 2 / sum(error ** 2 / n for error, n in errors) if square else 1
+    quantile = STUDENT[min(int(freedom + 1e-9), 8) - 1]
+    return statistics.mean(a) - statistics.mean(b) > quantile * square ** 0.5
 
 
-def counts(config, layers=""):
-    """Whether a run has the model's own settings, or with `layers` this many of them."""
-    if layers and layers != str(config["model_args"]["layers"]):
-        return False
-    base = re.sub("^layers[0-9]+$", "", config["settings"]) if layers else config["settings"]
-    return base in ("", "default")
+def results_of(runs, name):
+    """The results of a model, `name` or `name[settings]`, one per seed."""
+    model, _, settings = name.rstrip("]").partition("[")
+    key = model, settings or "default"
+    return [result for config, result in runs if (config["model"], config["settings"]) == key]
 
 
 def accuracies(runs, test, name):
-    """The accuracies of a model, `name` or `name[layers]`, one per seed."""
-    model, _, layers = name.rstrip("]").partition("[")
-    return [r["accuracy"][test] for c, r in runs if c["model"] == model and counts(c, layers)]
+    return [result["accuracy"][test] for result in results_of(runs, name)]
+
+
+def outcome(agree):
+    return "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
 
 
 def verdict(splits, comparisons):
@@ -77,35 +101,37 @@ def verdict(splits, comparisons):
         a, b = (accuracies(runs, test, x) for x in (name, other))
         if other in ("chance", "condition-blind"):
             b = [result["baselines"][test][other] for _, result in runs][:1]
-        elif len(b) < 2:
+        elif len(b) < 2 and other != "learned":
             missing.append(f"{other} on {split}")
             continue
         if len(a) < 2:
             missing.append(f"{name} on {split}")
-        elif (learned := statistics.mean(accuracies(runs, near, name))) < 0.95:
+        elif not name.startswith("mlp") and (
+                learned := statistics.mean(accuracies(runs, near, name))) < LEARNED:
             missing.append(f"{name} learned {split} to {100 * learned:.0f} %")
+        elif other == "learned":
+            agree.append(statistics.mean(a) >= LEARNED)
         else:
             agree.append(better(a, b) == expected)
-            unlearned += len(b) > 1 and statistics.mean(accuracies(runs, near, other)) < 0.95
+            unlearned += len(b) > 1 and statistics.mean(accuracies(runs, near, other)) < LEARNED
     if not agree:
         return f"cannot be judged ({missing[0]})"
-    outcome = "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
     others = f", {unlearned} others not learned" * (unlearned > 0)
-    return f"{outcome} ({sum(agree)} of {len(agree)}{others})"
+    return f"{outcome(agree)} ({sum(agree)} of {len(agree)}{others})"
 
 
 def organized(splits):
     """What claim 5 compares: how much more hidden states are organized like the answer than like
     the stimulus, and the accuracy out of distribution. One value per model and split, means over
     seeds."""
-    found = {}  # (split, model) -> (organized like the answer, accuracy) of each seed
+    means = []
     for split, runs in splits.items():
-        for config, result in runs:
-            if config["model"] in CROSS + OTHERS and counts(config):
-                align, far = result["alignment"], evaluation.hardest(split)[1]
-                found.setdefault((split, config["model"]), []).append(
-                    (align["out: answer"] - align["out: stimulus"], result["accuracy"][far]))
-    means = [[statistics.mean(part) for part in zip(*seeds)] for seeds in found.values()]
+        far = evaluation.hardest(split)[1]
+        for model in CROSS + OTHERS:
+            seeds = [(r["alignment"]["out: answer"] - r["alignment"]["out: stimulus"],
+                      r["accuracy"][far]) for r in results_of(runs, model)]
+            if seeds:
+                means.append([statistics.mean(part) for part in zip(*seeds)])
     return torch.tensor(means).reshape(-1, 2).T
 
 
@@ -118,15 +144,59 @@ def claim_5(splits):
     r = evaluation.spearman(x, y)
     center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5
     low, high = math.tanh(center - half), math.tanh(center + half)
-    outcome = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
-    return f"{outcome} ({r:.2f}: {low:.2f} to {high:.2f})"
+    says = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
+    return f"{says} ({r:.2f}: {low:.2f} to {high:.2f})"
 
 
-def claims_table(splits, markdown=False):
-    """One row per claim."""
-    rows = [[claim, verdict(splits, comparisons)] for claim, comparisons in CLAIMS.items()]
-    rows.append(["5 organized like the answer: generalizes better", claim_5(splits)])
-    return evaluation.table(["claim", "verdict"], rows, markdown)
+def generalizing(splits):
+    """The pairs of split and model, in its own settings, with 95 % on the last test set."""
+    pairs = [(split, model) for split, runs in splits.items()
+             for model in dict.fromkeys(c["model"] for c, _ in runs if c["settings"] == "default")]
+    return [(split, model) for split, model in pairs if statistics.mean(
+            accuracies(splits[split], evaluation.hardest(split)[1], model)) >= LEARNED]
+
+
+def decodable(splits, pairs):
+    """The verdict on claims 7 and 9 over (split, model) pairs, and how much is decoded."""
+    shares = []
+    for split, model in pairs:
+        found = [evaluation.decoded(r, "out") for r in results_of(splits.get(split, []), model)]
+        if len(found) > 1 and None not in found:
+            shares.append(statistics.mean(found))
+    if not shares:
+        return "cannot be judged (no such runs)"
+    agree = [share >= LEARNED for share in shares]
+    return (f"{outcome(agree)} ({sum(agree)} of {len(agree)}: {100 * min(shares):.0f} to "
+            f"{100 * max(shares):.0f} %)")
+
+
+def released(config):
+    """The config of a run of models/authors.py, as released, under our model's name. None for runs
+    with other settings."""
+    name = config["model_args"]["architecture"]
+    settings = {"crossattn": "default", "rnn": "dim512-architecturernn",
+                "gru": "dim512-architecturegru"}.get(name, f"architecture{name}")
+    return config["settings"] == settings and config | {"model": name, "settings": "default"}
+
+
+def claims_table(runs, markdown=False):
+    """One row per claim, from (config, result) pairs."""
+    ours, theirs = {}, {}  # split -> runs
+    for config, result in runs:
+        if config["model"] != "authors":
+            ours.setdefault(config["split"], []).append((config, result))
+        elif named := released(config):
+            theirs.setdefault(config["split"], []).append((named, result))
+    rows = {claim: [verdict(splits, comparisons) for splits in (ours, theirs)]
+            for claim, comparisons in CLAIMS.items()}
+    rows["5 organized like the answer: generalizes better"] = map(claim_5, (ours, theirs))
+    rows["7 generalizes: its task can be decoded"] = [
+        decodable(splits, generalizing(splits)) for splits in (ours, theirs)]
+    pairs = [(split, model) for split in SYSTEMATIC for model in ("hypertfmr", "sstfmr")]
+    rows["9 held-out pairs: both decode the task"] = [
+        decodable(splits, pairs) for splits in (ours, theirs)]
+    return evaluation.table(["claim", "our models", "the authors' models"],
+                            [[claim, *rows[claim]] for claim in sorted(rows)], markdown)
 
 
 def main(argv=None):
@@ -134,16 +204,14 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
                         help="run folders, or folders above them (default: runs)")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    args, runs, splits = parser.parse_args(argv), {}, {}
+    args, runs = parser.parse_args(argv), {}
     for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
         config = evaluation.read(path.with_name("config.json"))
         name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
         runs[name] = config, evaluation.read(path)  # the same run in two folders is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    for (split, *_), run in runs.items():
-        splits.setdefault(split, []).append(run)
-    print(claims_table(splits, args.markdown))
+    print(claims_table([*runs.values()], args.markdown))
 
 
 if __name__ == "__main__":

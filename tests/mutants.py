@@ -56,6 +56,8 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("solved[len(solved) // 2:]", "solved"),
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("if trial[2] != answer]", "if trial[2] == answer]"),
+        ("data.trials(split, near, FIT_TRIALS, seed=1)", "data.trials(split, far, FIT_TRIALS)"),
+        ("    return statistics.mean(shares)", "    return max(shares)"),
         ("hooks.enter_context(module", "(module")],
     ("train.py", "tests/test_train.py"): [
         ('"peak": MUON_RATIO * lr', '"peak": lr'),
@@ -104,6 +106,19 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("known.repeat_interleave(w, 0)", "known.repeat(w, 1, 1)"),
         ("self.readout(x).softmax(2) @ self.answers", "x"),
         ("if below is None else self.inner", "if below is not None else self.inner")],
+    ("models/authors.py", "tests/test_authors.py"): [
+        ("pair.maximum(when), when]", "pair, when]"),
+        ("stimulus.flip(2)", "stimulus"),
+        ("rule[:, -1, -1] = stimulus", "stimulus"),
+        ("10_000 ** (torch.arange(0, dim, 2) / dim)", "100 ** (torch.arange(0, dim, 2) / dim)"),
+        (".masked_fill(back < 0, float(\"-inf\"))", ""),
+        ("scores = ((q @ k.mT + near) /", "scores = (q @ k.mT + near /"),
+        ("x = self.dropout(x + place)", "x = x + place"),
+        ("nn.Linear(4 * dim, dim), nn.GELU())", "nn.Linear(4 * dim, dim))"),
+        ("self.norm2(self.mlp(x))[:, 0]", "self.norm2(x + self.mlp(x))[:, 0]"),
+        ("y + mlp(y))", "mlp(y))"),
+        ("torch.zeros(latents, dim)", "torch.randn(latents, dim)"),
+        ("if self.cells is not None:", "if False:")],
     ("models/gru.py", "tests/test_models.py -k gru"): [
         ("keep * state + (1 - keep) *", "(1 - keep) * state + keep *")],
     ("models/rnn.py", "tests/test_models.py -k rnn"): [

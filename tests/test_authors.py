@@ -14,10 +14,12 @@ from models import authors
 RELEASE = {key: torch.from_numpy(array) for key, array in
            np.load(Path(__file__).parent / "release.npz").items()}
 TOKENS = RELEASE["instruction"].int(), RELEASE["stimulus"].int()
-PARAMETERS = {"sstfmr": 828_298, "dstfmr": 1_488_522, "dstfmr_relative": 1_448_330,
-              "crossattn": 1_226_122, "perceiver": 1_818_762}  # of the release, at full size
+PARAMETERS = {  # of the release, at full size
+              "sstfmr": 828_298, "dstfmr": 1_488_522, "dstfmr_relative": 1_448_330,
+              "crossattn": 1_226_122, "perceiver": 1_818_762, "rnn": 494_218, "gru": 1_339_018}
+TRANSFORMERS = [*PARAMETERS][:5]
 close = partial(torch.allclose, atol=1e-5, rtol=0)
-of_each = pytest.mark.parametrize("name", PARAMETERS)
+of_each = pytest.mark.parametrize("name", TRANSFORMERS)
 
 
 def make(name, dim=16, **changes):
@@ -33,10 +35,11 @@ def released(name):
     return model  # its vectors of distances begin with 0, those of the release end with it
 
 
-@of_each
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_it_computes_what_the_release_does_and_has_its_size(name):
     assert close(released(name)(*TOKENS).log_softmax(1), RELEASE[f"{name}/OUTPUT"])
-    assert sum(p.numel() for p in make(name, 256).parameters()) == PARAMETERS[name]
+    whole = make(name, 256 if name in TRANSFORMERS else 512)
+    assert sum(p.numel() for p in whole.parameters()) == PARAMETERS[name]
 
 
 def test_tokens_are_those_of_the_release(monkeypatch):
@@ -52,6 +55,13 @@ def test_latents_stay_identical():
     model, seen = released("perceiver"), []
     model.encoder.mlp.register_forward_hook(lambda *call: seen.append(call[-1]))  # its output
     assert model(*TOKENS).any() and close(*seen, seen[0][:, :1].expand(6, 10, 16))
+
+
+def test_relative_positions_look_back_alone():
+    attention, x = authors.AskBack(16), torch.randn(2, 5, 16)
+    before, after = x[:, :3], attention(x, x)
+    assert close(attention(before, before), after[:, :3])
+    assert close(attention(x[:, -2:], x), after[:, -2:])
 
 
 @of_each
@@ -88,3 +98,5 @@ def test_what_the_authors_did_and_what_cannot_be():
     assert config == config | {"optimizer": "adamw", "lr": 1e-4, "schedule": "constant"}
     with pytest.raises(ValueError, match="sstfmr has no stream of rules alone"):
         make("sstfmr_relative")
+    with pytest.raises(ValueError, match="rnn and gru have no embedding"):
+        make("gru", embed="onehot")

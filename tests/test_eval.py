@@ -63,6 +63,29 @@ def test_spearman_and_alignment_of_known_states(monkeypatch):
             assert value == 0 or like != "nothing"
 
 
+ASKED = {  # of models that know more or less of what the root asks; then what can be decoded
+    "each": (lambda root: F.one_hot(root, 11).flatten(1), {"in": 1, "out": 1}),
+    "whole": (lambda root: F.one_hot(root @ torch.tensor([121, 11, 1]), 1210), {"in": 1}),
+    "operator": (lambda root: F.one_hot(root[:, 0], 9), {"operator": 1}),
+    "nothing": (lambda root: torch.ones(len(root), 9), {})}
+
+
+@pytest.mark.parametrize("known", ASKED)
+def test_decoding_finds_what_states_hold(known, monkeypatch):
+    """... and no more: a vector for each question, seen in training, says nothing of new ones."""
+    monkeypatch.setattr(evaluation, "RSA_TRIALS", 200)
+    monkeypatch.setattr(evaluation, "FIT_TRIALS", 2000)
+    states, found = ASKED[known]
+    model = SimpleNamespace(features=lambda tokens, _: states(tokens[:, 0, :3].long()))
+    result = evaluation.decoding(model, "systematic1", "cpu")
+    assert list(result) == [f"{where}: {part}" for where in ("in", "out")
+                            for part in ("color", "letter", "operator")]
+    for part, share in result.items():
+        held = found.keys() & {*part.split(": ")}
+        assert share > 0.97 if held else share < 0.35, part
+    assert evaluation.decoded({"decoded": {"in: a": 0.5, "in: b": 1, "out: a": 0}}, "in") == 0.75
+
+
 def test_scores_and_mistakes_of_known_answers():
     made, of = data.trials("systematic1", "ood", 500), ("systematic1", 500, "cpu", "float32")
     right, exist = (made.answer == data.TRUE).float(), made.instruction[:, 0, 0] == 1

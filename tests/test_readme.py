@@ -46,6 +46,7 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
     for module, name, value in (
             (train, "LOG_TRIALS", 20), (evaluation, "TEST_TRIALS", 20), (bench, "REPEATS", 1),
             (bench, "TRIALS", 20), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
+            (evaluation, "FIT_TRIALS", 20),
             (train, "available", lambda: ["rnn", "treetfmr"])):  # what `--model all` stands for
         monkeypatch.setattr(module, name, value)
     assert len(COMMANDS) > 10
@@ -61,8 +62,8 @@ def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys):
     block, = (block for language, block in BLOCKS if "evaluation.load" in block)
     folder = re.search(r'load\("(\S+)"\)', block)[1]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluation, "TEST_TRIALS", 20)
-    monkeypatch.setattr(evaluation, "RSA_TRIALS", 20)
+    for name in ("TEST_TRIALS", "RSA_TRIALS", "FIT_TRIALS"):
+        monkeypatch.setattr(evaluation, name, 20)
     train.main(["--steps", "1", "--batch-size", "2", "--device", "cpu"])
     shutil.copytree(next(Path("runs").rglob("seed0")), folder)
     space = {}
@@ -120,7 +121,7 @@ IN_A_COPY = """
 import importlib, shlex, sys
 sys.path[:0] = [".", "tests"]
 import eval as evaluation, train
-train.LOG_TRIALS = evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = 20
+train.LOG_TRIALS = evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = 20
 for command in sys.argv[1:]:
     program, *arguments = shlex.split(command)
     importlib.import_module(program.removesuffix(".py")).main(arguments)

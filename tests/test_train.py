@@ -20,7 +20,8 @@ from eval import UsageError, available, check_code, module_of, read
 TINY = "--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --device cpu".split()
 TESTS, SSTFMR = list(data.SPLITS["systematic1"])[1:], module_of("sstfmr").Model
 HERE = Path(__file__).parent
-evaluation.TEST_TRIALS = train.LOG_TRIALS = evaluation.RSA_TRIALS = 50  # in all tests beside these
+evaluation.TEST_TRIALS = train.LOG_TRIALS = 50  # in all tests beside these
+evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = 50
 train.SAVE_EVERY = 3
 
 
