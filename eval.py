@@ -300,14 +300,13 @@ def percent(values):
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
 
-def table(header, rows, markdown=False):
-    """Rows of strings under a header, as aligned text or as Markdown."""
+def table(header, rows):
+    """Rows of strings under a header, as Markdown in columns."""
     first, *others = (max(map(len, column)) for column in zip(header, *rows))  # widths
-    lines = [[row[0].ljust(first), *map(str.rjust, row[1:], others)] for row in [header, *rows]]
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
-    if markdown:
-        return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    lines = ([row[0].ljust(first), *map(str.rjust, row[1:], others)]
+             for row in [header, rule, *rows])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def by_settings(runs):
@@ -318,7 +317,7 @@ def by_settings(runs):
     return rows
 
 
-def split_table(split, runs, markdown=False, per_operator=False):
+def split_table(split, runs, per_operator=False):
     """A row per model and settings, mean and spread over seeds. Runs are (config, result) pairs of
     one split."""
     baselines = {}
@@ -334,10 +333,10 @@ def split_table(split, runs, markdown=False, per_operator=False):
         for kind in kinds if per_operator else ():
             values = ([r["kinds"].get(c, {}).get(kind) for r in results] for c in columns)
             rows.append([f"  {kind}", *map(percent, values)])
-    return table([f"{split}, accuracy in %", *columns], rows, markdown)
+    return table([f"{split}, accuracy in %", *columns], rows)
 
 
-def summary_table(splits, markdown):
+def summary_table(splits):
     """A row per baseline and per model with its own settings, a column per split: accuracy on the
     last test set in distribution, and on the last one out of it with its spread over seeds."""
     cells = {}  # (name, split) -> pairs of accuracies, one per seed
@@ -358,10 +357,10 @@ def summary_table(splits, markdown):
         mean = percent(near).partition("±")[0]
         row.append(mean and f"{mean} -> {percent(far)}")
     header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in columns)]
-    return table(header, rows, markdown)
+    return table(header, rows)
 
 
-def rsa_table(splits, markdown):
+def rsa_table(splits):
     """A row per split, model and settings, means over seeds: how much hidden states are organized
     like stimulus, instruction and answer, and what can be decoded from them (the mean share of
     operator, letter and color), in and out of distribution."""
@@ -375,7 +374,7 @@ def rsa_table(splits, markdown):
             out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
             rows.append([f"{split} {label}", *means, *found, out])
     header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
-    return table([*header, "accuracy out"], rows, markdown)
+    return table([*header, "accuracy out"], rows)
 
 
 COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
@@ -472,15 +471,15 @@ def evaluate(args):
                          "train.py")
     splits = {split: [*named.values()] for split, named in splits.items()}
     if args.summary:
-        print("\n" + summary_table(splits, args.markdown))
+        print("\n" + summary_table(splits))
     for split, runs in splits.items():
         if not args.summary:
-            print("\n" + split_table(split, runs, args.markdown, args.per_operator))
+            print("\n" + split_table(split, runs, args.per_operator))
         for key in ("device", "precision", "tests"):
             if len({str((config | result).get(key)) for config, result in runs}) > 1:
                 print(f"These rows differ in {key}.")
     if args.rsa:
-        print("\n" + rsa_table(splits, args.markdown))
+        print("\n" + rsa_table(splits))
     if args.plot:
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")
@@ -503,7 +502,6 @@ def main(argv=None):
     add("--rsa", action="store_true", help="add how hidden states are organized, and what a linear "
         "map can decode from them")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
-    add("--markdown", action="store_true", help="print Markdown tables")
     args = parser.parse_args(argv)
     try:
         evaluate(args)

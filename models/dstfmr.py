@@ -47,17 +47,17 @@ class Instruction(nn.Module):  # first selectors, second selectors, EOS; or oper
         self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
         self.second = None if tokens == "operator" else nn.Parameter(torch.randn(dim))
 
-    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), attention bias (B, N)
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), attention bias
         B, T, _ = instruction.shape
         place = sinusoids(T, len(self.eos)).to(self.eos.device)
         eos = self.eos.expand(B, 1, -1)
         if self.second is None:
             x = torch.cat([self.embedding(instruction) + place, eos], 1)
-            return x, x.new_zeros(B, T + 1)
+            return x, x.new_zeros(B, 1, 1, T + 1)
         first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
         x = [self.embedding(first) + place, self.embedding(second) + place + self.second, eos]
         bias = torch.where(second[:, :, 1] > 0, 0, -math.inf)  # absent: no attention
-        return torch.cat(x, 1), F.pad(bias, (T, 1))
+        return torch.cat(x, 1), F.pad(bias, (T, 1))[:, None, None]
 
 
 class Stimulus(nn.Module):
@@ -71,7 +71,7 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
         self.cells = nn.Parameter(torch.randn(len(data.CELLS), dim))
 
-    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), attention bias (B, S)
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), attention bias
         free = stimulus[:, :, 0] == 0
         most = int((~free).sum(1).max())  # the one number that a step reads from the device
         cell = free.int().argsort(stable=True)[:, :most + 1]  # objects first
@@ -80,7 +80,7 @@ class Stimulus(nn.Module):
         x = self.embedding(stimulus.take_along_dim(cell[:, :, None], 1)) + place
         share = (free.sum(1, True) / empty.sum(1, True)).log()  # cells per empty token
         x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
-        return x, F.pad(torch.where(empty, share, 0), (0, 1))
+        return x, F.pad(torch.where(empty, share, 0), (0, 1))[:, None, None]
 
 
 class Linear(nn.Linear):
@@ -100,10 +100,10 @@ class Attention(nn.Module):
         self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
         self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
-    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), (B, M) -> (B, H, N, M)
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), to be added -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
-        return (scores + bias[:, None, None]).softmax(3)
+        return (scores + bias).softmax(3)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
         v = self.value(context).unflatten(2, self.split)
@@ -129,7 +129,7 @@ class Encoder(nn.Module):  # with `read`, the last block returns that token alon
         self.stream, self.read = stream, read
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
 
-    def forward(self, tokens):  # -> (B, N or 1, C), attention bias (B, N)
+    def forward(self, tokens):  # -> (B, N or 1, C), attention bias
         x, bias = self.stream(tokens)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)

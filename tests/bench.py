@@ -38,10 +38,10 @@ class AllCells(nn.Module):
         super().__init__()
         self.embedding, self.cells, self.eos = stimulus.embedding, stimulus.cells, stimulus.eos
 
-    def forward(self, stimulus):  # (B, 100, 2) -> (B, 101, C), (B, 101)
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, 101, C), bias
         x = self.embedding(stimulus) + self.cells * (stimulus[:, :, :1] > 0)
         x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
-        return x, x.new_zeros(x.shape[:2])
+        return x, x.new_zeros(len(x), 1, 1, x.shape[1])
 
 
 def with_all_cells(model):

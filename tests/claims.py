@@ -1,6 +1,6 @@
 """Judges the claims of three papers by the runs in a folder, and by rules written before them.
 
-    python tests/claims.py runs [--markdown]
+    python tests/claims.py runs
 
 Claims 1 to 5 are of Ito et al. 2024, 6 and 7 of Redhardt et al. 2025, 8 and 9 of Kobayashi et al.
 2024. They are judged twice: for our models, and for the authors' (models/authors.py), as released.
@@ -179,7 +179,7 @@ def released(config):
     return config["settings"] == settings and config | {"model": name, "settings": "default"}
 
 
-def claims_table(runs, markdown=False):
+def claims_table(runs):
     """One row per claim, from (config, result) pairs."""
     ours, theirs = {}, {}  # split -> runs
     for config, result in runs:
@@ -196,14 +196,13 @@ def claims_table(runs, markdown=False):
     rows["9 held-out pairs: both decode the task"] = [
         decodable(splits, pairs) for splits in (ours, theirs)]
     return evaluation.table(["claim", "our models", "the authors' models"],
-                            [[claim, *rows[claim]] for claim in sorted(rows)], markdown)
+                            [[claim, *rows[claim]] for claim in sorted(rows)])
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
                         help="run folders, or folders above them (default: runs)")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     args, runs = parser.parse_args(argv), {}
     for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
         config = evaluation.read(path.with_name("config.json"))
@@ -211,7 +210,7 @@ def main(argv=None):
         runs[name] = config, evaluation.read(path)  # the same run in two folders is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    print(claims_table([*runs.values()], args.markdown))
+    print(claims_table([*runs.values()]))
 
 
 if __name__ == "__main__":

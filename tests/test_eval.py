@@ -107,15 +107,17 @@ def test_attention_is_drawn_where_a_model_looks(monkeypatch):
     assert "\n\n".join(text) == data.show(trial) and not model._forward_hooks
     a, b, c, *_ = [f"{data.COLOR_NAMES[color - 1]} {data.ANSWERS[FIRST_SHAPE + shape - 1]}"
                    for shape, color in trial[1].tolist() if shape] + ["empty cells", "EOS"]
-    drawn = f", row 0 head 0 head 1 query 0 70 {b} 100 {c} query 1 50 {a} 60 {b}"
-    assert table.split() == drawn.split()
+    header, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+    assert header == ["", ", row 0", "head 0", "head 1", ""]
+    assert rows == [["", "query 0", f"70 {b}", f"100 {c}", ""],
+                    ["", "query 1", f"50 {a}", f"60 {b}", ""]]
     same = dict.fromkeys(("train", "iid"), Subset(distractors=(7, 7)))  # 10 keys and 10 latents
     monkeypatch.setitem(data.SPLITS, "mine", same)
     for name, table, query in (
             ("dstfmr", "instruction.blocks.0", "token"), ("perceiver", "ask_instruction", "query"),
             ("perceiver", "ask_each_other", "latent"), ("perceiver", "ask_stimulus", "query")):
         text = attention(evaluation.module_of(name).Model(), "mine", "cpu")
-        assert text.split(f"{table}.attention, row 0 ")[1].splitlines()[1].startswith(f"{query} 0 ")
+        assert text.split(f"{table}.attention, row 0 ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
 
 
 def output(capsys, *arguments):  # -> tables, and what is left out
@@ -133,19 +135,19 @@ def test_saved_fresh_and_loaded_results_agree(tmp_path, capsys):
     table.encode("cp1252")  # for consoles without UTF-8
     saved, (model, config) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
-    assert table.split("treetfmr (")[1].split()[1:1 + len(TESTS)] == accuracy
+    assert table.split("| treetfmr (")[1].replace("|", "").split()[1:1 + len(TESTS)] == accuracy
     right = model(*(made := data.trials("systematic1", "ood", 50))[:2]).argmax(1) == made.answer
     assert f"{100 * right.float().mean():.1f}" == accuracy[TESTS.index("ood")]
     assert config["step"] == 6 and config["log"] == saved["log"] and not model.training
-    assert "batchsize8), 2 seeds  " in table and "±" in table and "differ" not in table
+    assert "batchsize8), 2 seeds | " in table and "±" in table and "differ" not in table
     change(folder / "config.json", {"device": "abc"})
     change(folder / "checkpoint.pt", {"step": 4})
     assert "batchsize8, step 4 of 6)" in output(capsys, tmp_path, "--fresh").out
     assert "These rows differ in device." in output(capsys, tmp_path).out
 
 
-ADDS = {"--per-operator": "\n  Exist ", "--show 1": "The model says:", "--attention": "head 0",
-        "--summary": "50.0 -> 25.0", "--rsa": "rank correlation", "--markdown": "-: |"}
+ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:", "--attention": "head 0",
+        "--summary": "50.0 -> 25.0", "--rsa": "rank correlation"}
 
 
 @pytest.mark.parametrize("flags", ADDS)

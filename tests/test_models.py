@@ -15,7 +15,7 @@ import data
 import eval as evaluation
 import train
 
-SHIPPED = "authors crossattn dstfmr gru hypertfmr mlp perceiver rnn sstfmr treetfmr".split()
+SHIPPED = "authors crossattn dstfmr gru hypertfmr looptfmr mlp perceiver rnn sstfmr treetfmr".split()
 MODELS = evaluation.available()
 VARIANTS = [*((name, {}) for name in MODELS), ("treetfmr", {"shared": False})] + [
     (name, {key: choice}) for name in MODELS  # each other choice of an argument
@@ -150,17 +150,17 @@ def test_model_equals_its_copy_from_torch_modules(name, changes):
     model, (instruction, stimulus, _) = make(name, **changes), BATCH
     x, grid = one_hot(instruction), one_hot(stimulus, SIZES[1:3]).flatten(1)
     if name == "sstfmr":
-        streams = zip(model.instruction(instruction), model.stimulus(stimulus))
-        x, bias = (torch.cat(parts, 1) for parts in streams)
+        (x, x_bias), (y, y_bias) = model.instruction(instruction), model.stimulus(stimulus)
+        x, bias = torch.cat([x, y], 1), torch.cat([x_bias, y_bias], 3)
         for block in model.blocks:
             x = block(x, x, bias)
         x = x[:, -1 if "read" in changes else 0]
     elif name == "perceiver":
         x = model.latents.expand(12, -1, -1)
         x = model.ask_instruction(x, *model.instruction(instruction))
-        x = model.ask_each_other(x, x, torch.zeros(12, 10))
+        x = model.ask_each_other(x, x, 0)
         x = model.ask_stimulus(x, *model.stimulus(stimulus))
-        x = model.ask_each_other(x, x, torch.zeros(12, 10))
+        x = model.ask_each_other(x, x, 0)
         x = model.mlp(model.norm(x[:, 0]))
     elif name == "mlp":
         x = F.pad(x, (0, 0, 0, 46 - x.shape[1])).flatten(1) @ model.instruction.table
@@ -183,8 +183,9 @@ def test_attention_and_block_equal_torch(monkeypatch):
     theirs.in_proj_weight.data = torch.cat([p.weight for p in (ours.query, ours.key, ours.value)])
     theirs.in_proj_bias.data = torch.cat([ours.query.bias, torch.zeros(16), ours.value.bias])
     theirs.out_proj.load_state_dict(ours.out.state_dict())
-    x, context, bias = inputs = torch.randn(3, 9, 16), torch.randn(3, 7, 16), torch.randn(3, 7)
+    x, context, bias = torch.randn(3, 9, 16), torch.randn(3, 7, 16), torch.randn(3, 7)
     bias[0, 2], kept = -math.inf, {**vars(ours)}
+    inputs = x, context, bias[:, None, None]
     weights = ours.weights(*inputs)
     expected = theirs(x, context, context, key_padding_mask=bias, average_attn_weights=False)
     near((ours(*inputs), weights), expected)
@@ -192,7 +193,7 @@ def test_attention_and_block_equal_torch(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 4, 64, 0, "gelu", batch_first=True)
     layer.self_attn, layer.norm1, layer.norm2 = theirs, block.norm1, block.norm2
     layer.linear1, _, layer.linear2 = block.mlp
-    near(block(context[:, 5:], context, bias), layer(context, src_key_padding_mask=bias)[:, 5:])
+    near(block(context[:, 5:], *inputs[1:]), layer(context, src_key_padding_mask=bias)[:, 5:])
     monkeypatch.setattr(ours, "weights", lambda *inputs: 0 * weights)  # forward uses them
     assert ours(*inputs).equal(ours.out.bias.expand(3, 9, 16))
 
@@ -206,7 +207,7 @@ def test_instruction_has_tokens_for_selectors_with_positions():
     bias = torch.zeros(12, 9)
     bias[:, 4:8][instruction[:, :, 3] == 0] = -math.inf  # absent
     x = torch.cat([first, second + stream.second, stream.eos.expand(12, 1, 16)], 1)
-    near(stream(instruction), (x, bias))
+    near(stream(instruction), (x, bias[:, None, None]))
 
 
 @of_each("name", sorted({*SHIPPED} & {*bench.COMPACT}))
@@ -217,6 +218,45 @@ def test_absent_second_selectors_are_not_seen(name):
     next(p for key, p in model.named_parameters() if key.endswith(".second")).data.mul_(-1)
     after = [model(*batch[:2]) for batch in batches]
     assert after[0].equal(before[0]) and not after[1].equal(before[1])
+
+
+def loops_of(changes, tokens, grid):
+    """The vectors of all operators after each loop of looptfmr."""
+    model, seen = make("looptfmr", 0, **changes), []
+    model.readout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    model.features(tokens, grid)
+    return model, seen  # loops of (B, O, C)
+
+
+@of_each("changes", [{}, {"view": "all"}, {"carry": "state"}])
+def test_looptfmr_ends_where_more_loops_change_nothing(changes):
+    """... to the last bit, since all that an operator reads stays. Not so without view and carry."""
+    tokens, grid, _ = trials("productive", "depth7", 9)
+    _, seen = loops_of({"more": 2, **changes}, tokens, grid)
+    assert len(seen) == 6
+    for loop, (before, after) in enumerate(zip(seen, seen[1:])):
+        same = (before == after).all(2).all(0)  # of each operator: root, two, four, eight leaves
+        assert same.tolist() == [not changes and loop >= 3 - (i + 1).bit_length() + 1
+                                 for i in range(15)]
+
+
+def test_looptfmr_solves_a_subtree_like_an_instruction_of_its_own():
+    """So one may as well begin with the leaves and go up: the order need not be told."""
+    tokens, grid, _ = trials("productive", "depth5", 9)
+    model, (*_, last) = loops_of({}, tokens, grid)
+    for i, subtree in enumerate(([2, 4, 6, 7], [3, 5, 8, 9], [6], [7], [8], [9])):
+        near(last[:, i + 1], model.features(tokens[:, subtree], grid))
+
+
+def test_looptfmr_hands_up_the_answers_alone():
+    """Where all operators answer the same, the leaves leave no trace in the root."""
+    inner, leaves = BATCH.instruction.split(2, 1)
+    other = torch.cat([inner, leaves.roll(1, 0)], 1)  # the leaves of other trials
+    for changes, same in ({}, True), ({"view": "all"}, False):
+        model = make("looptfmr", 0, **changes)
+        nn.init.zeros_(model.readout.weight)
+        x, y = (model.features(tokens, BATCH.stimulus) for tokens in (other, BATCH.instruction))
+        assert torch.allclose(x, y, atol=1e-5) == same
 
 
 def test_treetfmr_reads_a_subtree_as_an_instruction_of_its_own():
