@@ -125,37 +125,40 @@ class Block(nn.Module):  # post-norm
 
 
 class Encoder(nn.Module):  # with `read`, the last block returns that token alone
-    def __init__(self, stream, dim, layers, heads, read=None):
+    def __init__(self, dim, layers, heads, read=None):
         super().__init__()
-        self.stream, self.read = stream, read
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
 
-    def forward(self, tokens):  # -> (B, N or 1, C), attention bias
-        x, bias = self.stream(tokens)
+    def forward(self, x, bias):  # (B, N, C), to be added -> (B, N or 1, C)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        queries = x if self.read is None else x[:, [self.read]]
-        return self.blocks[-1](queries, x, bias), bias
+        return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)
 
 
 class Model(nn.Module):
-    """`looks`: how many cross-attentions, one after the other."""
+    """`first`: either every token of the instruction asks, then they read each other; or they read
+    each other, then the root asks, as in the paper."""
 
-    def __init__(self, dim=128, layers=1, heads=2, looks=1, read: Literal["root", "eos"] = "root",
+    def __init__(self, dim=128, layers=1, heads=2, first: Literal["ask", "read"] = "ask",
+                 read: Literal["root", "eos"] = "root",
                  tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        self.instruction = Encoder(Instruction(dim, tokens), dim, layers, heads, READ[read])
-        self.stimulus = Encoder(Stimulus(dim), dim, layers, heads)
-        self.looks = nn.ModuleList(Block(dim, heads) for _ in range(looks))
+        self.instruction = Instruction(dim, tokens)
+        self.encode_instruction = Encoder(dim, layers, heads, READ[read])
+        self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, 1, heads)
+        self.look, self.first = Block(dim, heads), first
         self.norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim),
                                  nn.GELU(), Linear(2 * dim, dim))
         self.readout = Linear(dim, data.CLASSES)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        (x, _), (y, bias) = self.instruction(instruction), self.stimulus(stimulus)
-        for look in self.looks:
-            x = look(x, y, bias)
+        (x, own), (y, bias) = self.instruction(instruction), self.stimulus(stimulus)
+        y = self.encode_stimulus(y, bias)
+        if self.first == "ask":
+            x = self.encode_instruction(self.look(x, y, bias), own)  # (B, 1, C)
+        else:
+            x = self.look(self.encode_instruction(x, own), y, bias)
         return self.mlp(self.norm(x))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

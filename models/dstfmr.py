@@ -124,32 +124,32 @@ class Block(nn.Module):  # post-norm
 
 
 class Encoder(nn.Module):  # with `read`, the last block returns that token alone
-    def __init__(self, stream, dim, layers, heads, read=None):
+    def __init__(self, dim, layers, heads, read=None):
         super().__init__()
-        self.stream, self.read = stream, read
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
 
-    def forward(self, tokens):  # -> (B, N or 1, C), attention bias
-        x, bias = self.stream(tokens)
+    def forward(self, x, bias):  # (B, N, C), to be added -> (B, N or 1, C)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        queries = x if self.read is None else x[:, [self.read]]
-        return self.blocks[-1](queries, x, bias), bias
+        return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)
 
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=2, heads=4, read: Literal["root", "eos"] = "root",
                  tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        self.instruction = Encoder(Instruction(dim, tokens), dim, layers, heads, READ[read])
-        self.stimulus = Encoder(Stimulus(dim), dim, layers, heads, READ["eos"])
+        self.instruction = Instruction(dim, tokens)
+        self.encode_instruction = Encoder(dim, layers, heads, READ[read])
+        self.stimulus = Stimulus(dim)
+        self.encode_stimulus = Encoder(dim, layers, heads, READ["eos"])
         self.norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim),
                                  nn.GELU(), Linear(2 * dim, dim))
         self.readout = Linear(dim, data.CLASSES)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        x = self.instruction(instruction)[0] + self.stimulus(stimulus)[0]  # (B, 1, C)
+        x = self.encode_instruction(*self.instruction(instruction))  # (B, 1, C)
+        x = x + self.encode_stimulus(*self.stimulus(stimulus))
         return self.mlp(self.norm(x))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

@@ -126,17 +126,14 @@ class Block(nn.Module):  # post-norm
 
 
 class Encoder(nn.Module):  # with `read`, the last block returns that token alone
-    def __init__(self, stream, dim, layers, heads, read=None):
+    def __init__(self, dim, layers, heads, read=None):
         super().__init__()
-        self.stream, self.read = stream, read
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
 
-    def forward(self, tokens):  # -> (B, N or 1, C), attention bias
-        x, bias = self.stream(tokens)
+    def forward(self, x, bias):  # (B, N, C), to be added -> (B, N or 1, C)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        queries = x if self.read is None else x[:, [self.read]]
-        return self.blocks[-1](queries, x, bias), bias
+        return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)
 
 
 class Hypernetwork(nn.Module):
@@ -158,7 +155,8 @@ class Model(nn.Module):
 
     def __init__(self, dim=128, layers=1, heads=4, code=64):
         super().__init__()
-        self.instruction = Encoder(Instruction(dim, "selector"), dim, layers, heads, read=0)
+        self.instruction = Instruction(dim, "selector")
+        self.encode_instruction = Encoder(dim, layers, heads, read=0)
         self.code, self.stimulus = Linear(dim, code), Stimulus(dim)
         self.look, self.value = Hypernetwork(code, dim, heads), Linear(dim, dim)
         self.think, self.conclude = (Hypernetwork(code, dim, dim) for _ in range(2))
@@ -167,7 +165,7 @@ class Model(nn.Module):
         self.norm, self.readout = nn.LayerNorm(dim), Linear(dim, data.CLASSES)
 
     def infer(self, instruction):  # (B, T, 5) -> z (B, code)
-        return self.code(self.instruction(instruction)[0][:, 0])
+        return self.code(self.encode_instruction(*self.instruction(instruction)))[:, 0]
 
     def execute(self, z, stimulus):  # (B, code), (B, 100, 2) -> (B, C)
         x, bias = self.stimulus(stimulus)  # (B, S, C), (B, 1, 1, S)

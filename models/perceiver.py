@@ -127,25 +127,23 @@ class Block(nn.Module):  # post-norm
 
 
 class Encoder(nn.Module):  # with `read`, the last block returns that token alone
-    def __init__(self, stream, dim, layers, heads, read=None):
+    def __init__(self, dim, layers, heads, read=None):
         super().__init__()
-        self.stream, self.read = stream, read
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
 
-    def forward(self, tokens):  # -> (B, N or 1, C), attention bias
-        x, bias = self.stream(tokens)
+    def forward(self, x, bias):  # (B, N, C), to be added -> (B, N or 1, C)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        queries = x if self.read is None else x[:, [self.read]]
-        return self.blocks[-1](queries, x, bias), bias
+        return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)
 
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=1, heads=1, latents=10,
                  tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
-        self.instruction = Encoder(Instruction(dim, tokens), dim, layers, heads)
-        self.stimulus = Encoder(Stimulus(dim), dim, layers, heads)
+        self.instruction = Instruction(dim, tokens)
+        self.encode_instruction = Encoder(dim, layers, heads)
+        self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, layers, heads)
         self.latents = nn.Parameter(torch.randn(latents, dim))
         self.ask_instruction, self.ask_stimulus = Block(dim, heads), Block(dim, heads)
         self.ask_each_other = Block(dim, heads)
@@ -155,10 +153,11 @@ class Model(nn.Module):
         self.readout = Linear(dim, data.CLASSES)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        x = self.latents.expand(len(instruction), -1, -1)  # (B, L, C)
-        x = self.ask_instruction(x, *self.instruction(instruction))
+        (y, own), (z, bias) = self.instruction(instruction), self.stimulus(stimulus)
+        x = self.latents.expand(len(y), -1, -1)  # (B, L, C)
+        x = self.ask_instruction(x, self.encode_instruction(y, own), own)
         x = self.ask_each_other(x, x, 0)
-        x = self.ask_stimulus(x, *self.stimulus(stimulus))
+        x = self.ask_stimulus(x, self.encode_stimulus(z, bias), bias)
         x = self.ask_each_other(x[:, :1], x, 0)  # only the first latent is read
         return self.mlp(self.norm(x))[:, 0]
 

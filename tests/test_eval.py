@@ -114,7 +114,7 @@ def test_attention_is_drawn_where_a_model_looks(monkeypatch):
     same = dict.fromkeys(("train", "iid"), Subset(distractors=(7, 7)))  # 10 keys and 10 latents
     monkeypatch.setitem(data.SPLITS, "mine", same)
     for name, table, query in (
-            ("dstfmr", "instruction.blocks.0", "token"), ("perceiver", "ask_instruction", "query"),
+            ("dstfmr", "encode_instruction.blocks.0", "token"), ("perceiver", "ask_instruction", "query"),
             ("perceiver", "ask_each_other", "latent"), ("perceiver", "ask_stimulus", "query")):
         text = attention(evaluation.module_of(name).Model(), "mine", "cpu")
         assert text.split(f"{table}.attention, row 0 ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
