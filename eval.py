@@ -253,11 +253,11 @@ def decoded(result, where):
     return statistics.mean(shares) if shares else None
 
 
-def attention(model, split, device):
-    """Where a model looks in the first trial of the last test set in distribution, as text: a table
-    for each attention, with a row per query and a column per head. It names the key with the
+def attention(model, split, subset, device):
+    """Where a model looks in the first trial of a test set, as text: a table for each attention, in
+    the order of computing, with a row per query and a column per head. It names the key with the
     largest weight, and that weight in percent."""
-    trial = data.trials(split, hardest(split)[0], 1)
+    trial = data.trials(split, subset, 1)
     grid = [f"{data.COLOR_NAMES[color - 1]} {data.ANSWERS[data.FIRST_SHAPE + shape - 1]}"
             for shape, color in trial.stimulus[0].tolist() if shape] + ["empty cells", "EOS"]
     text = [data.show(next(zip(*trial)))]
@@ -265,13 +265,13 @@ def attention(model, split, device):
     def note(module, inputs, _, name):
         seen = [] if "instruction" in name or "each_other" in name else grid
         word = "latent" if "each_other" in name else "token"
-        for row, weights in enumerate(module.weights(*inputs).tolist()):  # treetfmr: of a level
-            keys = [f"{word} {i}" for i in range(len(weights[0][0]) - len(seen))] + seen
-            looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads]
-                     for heads in zip(*weights)]
-            queries = keys if inputs[0] is inputs[1] else map("query {}".format, range(len(looks)))
-            text.append(table([f"{name}, row {row}", *map("head {}".format, range(len(weights)))],
-                              [[query, *look] for query, look in zip(queries, looks)]))
+        weights, = module.weights(*inputs).tolist()  # (H, N, M)
+        keys = [f"{word} {i}" for i in range(len(weights[0][0]) - len(seen))] + seen
+        looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads]
+                 for heads in zip(*weights)]
+        queries = keys if inputs[0] is inputs[1] else map("query {}".format, range(len(looks)))
+        text.append(table([name, *map("head {}".format, range(len(weights)))],
+                          [[query, *look] for query, look in zip(queries, looks)]))
 
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -350,7 +350,8 @@ def summary_table(splits):
                 pair = accuracy[near], accuracy[far]
                 cells.setdefault((config["model"], split), []).append(pair)
     columns = list(dict.fromkeys(split for _, split in cells))
-    names = sorted({name for name, _ in cells}, key=lambda name: (name in available(), name))
+    models = {config["model"] for runs in splits.values() for config, _ in runs}
+    names = sorted({name for name, _ in cells}, key=lambda name: (name in models, name))
     rows = [[name] for name in names]
     for row, split in itertools.product(rows, columns):
         near, far = zip(*cells.get((row[0], split), [(None, None)]))
@@ -446,7 +447,9 @@ def result_of(folder, args):
     if args.show:
         print(f"\n{folder}\n\n{mistakes(model, split, args.show, device, precision)}")
     if args.attention:
-        print(f"\n{folder}\n\n{attention(model, split, device)}")
+        if args.attention not in data.SPLITS[split]:
+            raise UsageError(f"--attention: {split} has no test set {args.attention!r}")
+        print(f"\n{folder}\n\n{attention(model, split, args.attention, device)}")
     if not args.fresh:
         return config, read(folder / "result.json")
     if config["step"] < config["steps"]:
@@ -497,7 +500,8 @@ def main(argv=None):
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
-    add("--attention", action="store_true", help="print where each model looks in one trial")
+    add("--attention", metavar="SET", help="print where each model looks in the first trial of "
+        "this test set, such as iid or depth3")
     add("--summary", action="store_true", help="one table of all runs with default settings")
     add("--rsa", action="store_true", help="add how hidden states are organized, and what a linear "
         "map can decode from them")

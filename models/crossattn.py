@@ -1,20 +1,23 @@
-"""CrossAttn: the instruction's encoding asks, the stimulus's encoding answers (section 3.1).
+"""CrossAttn: the instruction asks, the stimulus's encoding answers (section 3.1).
 
-    root ... EOS           objects ... EOS
-      |       |               |         |
-    [ Encoder ]             [  Encoder  ]      each stream reads itself alone
-      |                       |         |
-      '------ query -> [ Block ] <- keys and values      they meet where the question looks
-                           |                             for its object
-                      [ LN, MLP ]
-                           |
-                        readout -> 138 logits
+    root ... EOS     objects ... EOS
+      |       |         |         |
+      |       |       [  Encoder  ]
+      |       |         |         |
+    [  Block  ] <---- keys and values     they meet where a token looks for its object
+      |       |
+    [ Encoder ]                           then the tokens of the instruction read each other
+      |
+    [ LN, MLP ] -> readout -> 138 logits
 
-Differs from the paper: 1) two heads, width 128; 2) the root's token asks, not the instruction's
-EOS; 3) one token per selector; 4) learned stimulus positions, instruction positions with
-wavelengths from 2.5 to 64 tokens; 5) Muon, not AdamW; 6) empty cells have no position; 7) keys have
-no bias; 8) Linear starts with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1;
-9) the cross-attention is a whole block, with an MLP and two norms of its own.
+first=ask is this order. first=read is the paper's: the instruction is encoded, then one token asks.
+
+Differs from the paper: 1) all tokens ask, and before they are encoded; 2) the root's token is read,
+not the instruction's EOS; 3) one token per selector; 4) two heads, width 128; 5) learned stimulus
+positions, instruction positions with wavelengths from 2.5 to 64 tokens; 6) Muon, not AdamW;
+7) empty cells have no position; 8) keys have no bias; 9) Linear starts with variance 1 / fan-in,
+queries with 0.09 of it, embeddings with 1; 10) the cross-attention is a whole block, with an MLP
+and two norms of its own.
 """
 import math
 from typing import Literal
@@ -136,16 +139,13 @@ class Encoder(nn.Module):  # with `read`, the last block returns that token alon
 
 
 class Model(nn.Module):
-    """`first`: either every token of the instruction asks, then they read each other; or they read
-    each other, then the root asks, as in the paper."""
-
     def __init__(self, dim=128, layers=1, heads=2, first: Literal["ask", "read"] = "ask",
                  read: Literal["root", "eos"] = "root",
                  tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
         self.instruction = Instruction(dim, tokens)
         self.encode_instruction = Encoder(dim, layers, heads, READ[read])
-        self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, 1, heads)
+        self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, layers, heads)
         self.look, self.first = Block(dim, heads), first
         self.norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim),

@@ -91,7 +91,8 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
     ("models/dstfmr.py", "tests/test_models.py -k dstfmr"): [
         ('heads, READ["eos"])', 'heads, READ["root"])')],
     ("models/crossattn.py", "tests/test_models.py -k crossattn"): [
-        ("x = look(x, y, bias)", "x = look(x, x, 0)")],
+        ("self.look(x, y, bias), own)", "self.look(x, x, own), own)"),
+        ('self.first == "ask"', 'self.first == "read"')],
     ("models/perceiver.py", "tests/test_models.py -k perceiver"): [
         ("self.ask_each_other(x[:, :1], x, 0)", "self.ask_stimulus(x[:, :1], x, 0)"),
         ("torch.randn(latents, dim)", "torch.zeros(latents, dim)")],
@@ -99,13 +100,17 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("self.execute(self.infer(instruction), stimulus)",
          "self.execute(self.infer(instruction.flip(0)), stimulus)"),
         ("self.look(z, x).mT + bias[:, 0]", "self.look(z, x).mT")],
-    ("models/treetfmr.py", "tests/test_models.py -k treetfmr"): [
+    ("models/looptfmr.py", "tests/test_models.py -k looptfmr"): [
+        ("LEFT * (column == 2 * row + 1)", "LEFT * (column == row + 1)"),
+        ("PARENT * (row > 0)", "PARENT"),
+        ("> 0, 0, -math.inf)  #", "> 0, 0, 0)  #"),
+        ("self.scores[1, [LEFT, RIGHT]] = 0", "self.scores[1, :] = 0"),
+        ("tokens.repeat(2, 2, 1)", "tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)"),
         ("start += 2 * levels[-1].shape[1]", "start += levels[-1].shape[1]"),
-        ("below.unflatten(1, (w, 2))", "below.unflatten(1, (2, w)).transpose(1, 2)"),
-        (" + self.sides)", ")"),  # left or right
-        ("known.repeat_interleave(w, 0)", "known.repeat(w, 1, 1)"),
-        ("self.readout(x).softmax(2) @ self.answers", "x"),
-        ("if below is None else self.inner", "if below is not None else self.inner")],
+        ("(0, 0, 1, 0))", "(0, 0, 0, 1))"),  # left or right
+        ("range(len(levels) + self.more)", "range(1 + self.more)"),
+        ('if self.carry == "answer":', "if True:"),
+        ("softmax(2) @ self.answers + sides", "softmax(2) @ self.answers")],
     ("models/authors.py", "tests/test_authors.py"): [
         ("pair.maximum(when), when]", "pair, when]"),
         ("stimulus.flip(2)", "stimulus"),

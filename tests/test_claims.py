@@ -102,8 +102,8 @@ def test_claims_7_and_9_ask_what_can_be_decoded():
     (0, "cannot be judged (5 of 6"), (-2, "does not hold (-1.00: ")])
 def test_claim_5_is_a_rank_correlation(sign, expected):
     """Ranks 1 2 3 4 5 6 against 2 1 3 4 6 5 give r = 1 - 6 * 4 / (6 * 35) = 0.886, whose interval
-    is tanh(1.402 - 1.166) to tanh(1.402 + 1.166). treetfmr, not the paper's, does not count."""
-    runs = fake("treetfmr", [0.1], like_answer=sign)
+    is tanh(1.402 - 1.166) to tanh(1.402 + 1.166). looptfmr, not the paper's, does not count."""
+    runs = fake("looptfmr", [0.1], like_answer=sign)
     ranks = (2, 1, 3, 4, 6, 5) if abs(sign) < 2 else range(1, 7)
     for i, (model, rank) in enumerate(zip(claims.CROSS + claims.OTHERS, ranks)):
         runs += fake(model, [0.1 * rank] * 2, like_answer=sign * i / 10)

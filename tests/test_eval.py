@@ -102,22 +102,23 @@ def test_attention_is_drawn_where_a_model_looks(monkeypatch):
     looks = torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0, 0, 1], [0.4, 0.6, 0]]]])
     known = {"weights": lambda *_: looks, "forward": lambda *tokens: tokens[-1]}
     model = type("Attention", (torch.nn.Module,), known)()
-    *text, table = attention(model, "systematic1", "cpu").split("\n\n")
+    *text, table = attention(model, "systematic1", "iid", "cpu").split("\n\n")
     trial = [part[0] for part in data.trials("systematic1", "iid", 1)]
     assert "\n\n".join(text) == data.show(trial) and not model._forward_hooks
     a, b, c, *_ = [f"{data.COLOR_NAMES[color - 1]} {data.ANSWERS[FIRST_SHAPE + shape - 1]}"
                    for shape, color in trial[1].tolist() if shape] + ["empty cells", "EOS"]
     header, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
-    assert header == ["", ", row 0", "head 0", "head 1", ""]
+    assert header == ["", "", "head 0", "head 1", ""]
     assert rows == [["", "query 0", f"70 {b}", f"100 {c}", ""],
                     ["", "query 1", f"50 {a}", f"60 {b}", ""]]
     same = dict.fromkeys(("train", "iid"), Subset(distractors=(7, 7)))  # 10 keys and 10 latents
     monkeypatch.setitem(data.SPLITS, "mine", same)
     for name, table, query in (
-            ("dstfmr", "encode_instruction.blocks.0", "token"), ("perceiver", "ask_instruction", "query"),
-            ("perceiver", "ask_each_other", "latent"), ("perceiver", "ask_stimulus", "query")):
-        text = attention(evaluation.module_of(name).Model(), "mine", "cpu")
-        assert text.split(f"{table}.attention, row 0 ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
+            ("dstfmr", "encode_instruction.blocks.0", "token"),
+            ("perceiver", "ask_instruction", "query"), ("perceiver", "ask_stimulus", "query"),
+            ("perceiver", "ask_each_other", "latent")):
+        text = attention(evaluation.module_of(name).Model(), "mine", "iid", "cpu")
+        assert text.split(f"| {table}.attention ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
 
 
 def output(capsys, *arguments):  # -> tables, and what is left out
@@ -127,15 +128,15 @@ def output(capsys, *arguments):  # -> tables, and what is left out
 
 
 def test_saved_fresh_and_loaded_results_agree(tmp_path, capsys):
-    for flags in (["--seed", "0", "1"], ["--model", "treetfmr"], ["--split", "distractor"]):
+    for flags in (["--seed", "0", "1"], ["--model", "looptfmr"], ["--split", "distractor"]):
         run(tmp_path, *flags)
-    folder = next(tmp_path.rglob("treetfmr/*/seed0"))
+    folder = next(tmp_path.rglob("looptfmr/*/seed0"))
     table = output(capsys, tmp_path, "--per-operator", "--rsa").out
     assert output(capsys, tmp_path, folder, "--per-operator", "--rsa", "--fresh").out == table
     table.encode("cp1252")  # for consoles without UTF-8
     saved, (model, config) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
-    assert table.split("| treetfmr (")[1].replace("|", "").split()[1:1 + len(TESTS)] == accuracy
+    assert table.split("| looptfmr (")[1].replace("|", "").split()[1:1 + len(TESTS)] == accuracy
     right = model(*(made := data.trials("systematic1", "ood", 50))[:2]).argmax(1) == made.answer
     assert f"{100 * right.float().mean():.1f}" == accuracy[TESTS.index("ood")]
     assert config["step"] == 6 and config["log"] == saved["log"] and not model.training
@@ -146,8 +147,8 @@ def test_saved_fresh_and_loaded_results_agree(tmp_path, capsys):
     assert "These rows differ in device." in output(capsys, tmp_path).out
 
 
-ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:", "--attention": "head 0",
-        "--summary": "50.0 -> 25.0", "--rsa": "rank correlation"}
+ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
+        "--attention iid": "head 0", "--summary": "50.0 -> 25.0", "--rsa": "rank correlation"}
 
 
 @pytest.mark.parametrize("flags", ADDS)
@@ -158,7 +159,7 @@ def test_a_flag_adds_what_it_names(finished, trained, capsys, flags):
     assert ADDS[flags] in output(capsys, finished, trained, *flags.split()).out
 
 
-SAVED, LOADED = [""], ["--fresh", "--show 1", "--attention"]  # what needs results, or weights
+SAVED, LOADED = [""], ["--fresh", "--show 1", "--attention iid"]  # what needs results, or weights
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
     ("config.json", {"model": "../x"}, LOADED, "there is no model '../x'"),
@@ -179,6 +180,12 @@ def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content
         out, err = output(capsys, finished, *[trained] * left_out, *flag.split())
         assert " (dim16-" in out and err.count("\n") == left_out
         assert not left_out or err.startswith("left out: ") and says in err
+
+
+def test_attention_is_to_a_test_set_of_the_split(finished, capsys):
+    with pytest.raises(SystemExit):
+        evaluation.main([str(finished), "--attention", "depth3"])
+    assert "--attention: systematic1 has no test set 'depth3'" in capsys.readouterr().err
 
 
 def test_plot(finished, tmp_path, capsys, monkeypatch):

@@ -15,9 +15,9 @@ import data
 import eval as evaluation
 import train
 
-SHIPPED = "authors crossattn dstfmr gru hypertfmr looptfmr mlp perceiver rnn sstfmr treetfmr".split()
+SHIPPED = "authors crossattn dstfmr gru hypertfmr looptfmr mlp perceiver rnn sstfmr".split()
 MODELS = evaluation.available()
-VARIANTS = [*((name, {}) for name in MODELS), ("treetfmr", {"shared": False})] + [
+VARIANTS = [(name, {}) for name in MODELS] + [
     (name, {key: choice}) for name in MODELS  # each other choice of an argument
     for key, p in inspect.signature(evaluation.module_of(name).Model).parameters.items()
     for choice in typing.get_args(p.annotation) if choice != p.default]
@@ -221,6 +221,18 @@ def test_absent_second_selectors_are_not_seen(name):
     assert after[0].equal(before[0]) and not after[1].equal(before[1])
 
 
+@of_each("first, asked", [("ask", ["look 9", "read 9", "read 1"]),
+                          ("read", ["read 9", "read 1", "look 1"])])
+def test_crossattn_asks_with_all_tokens_or_with_the_root(first, asked):
+    model, queries = make("crossattn", first=first, layers=2), []
+    for word, blocks in ("look", [model.look]), ("read", model.encode_instruction.blocks):
+        for block in blocks:
+            block.register_forward_pre_hook(
+                lambda _, inputs, word=word: queries.append(f"{word} {inputs[0].shape[1]}"))
+    model(*BATCH[:2])
+    assert queries == asked
+
+
 def loops_of(changes, tokens, grid):
     """The vectors of all operators after each loop of looptfmr."""
     model, seen = make("looptfmr", 0, **changes), []
@@ -231,7 +243,7 @@ def loops_of(changes, tokens, grid):
 
 @of_each("changes", [{}, {"view": "all"}, {"carry": "state"}])
 def test_looptfmr_ends_where_more_loops_change_nothing(changes):
-    """... to the last bit, since all that an operator reads stays. Not so without view and carry."""
+    """... to the last bit, since all that an operator reads stays: not so with view or carry."""
     tokens, grid, _ = trials("productive", "depth7", 9)
     _, seen = loops_of({"more": 2, **changes}, tokens, grid)
     assert len(seen) == 6
@@ -258,31 +270,6 @@ def test_looptfmr_hands_up_the_answers_alone():
         nn.init.zeros_(model.readout.weight)
         x, y = (model.features(tokens, BATCH.stimulus) for tokens in (other, BATCH.instruction))
         assert torch.allclose(x, y, atol=1e-5) == same
-
-
-def test_treetfmr_reads_a_subtree_as_an_instruction_of_its_own():
-    (tokens, grid, _), model, seen = trials("productive", "depth5", 9), make("treetfmr", 0), []
-    model.readout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    model(tokens, grid)
-    for states, subtrees in zip(seen[:2], ([[6], [7], [8], [9]], [[2, 4, 6, 7], [3, 5, 8, 9]])):
-        for i, subtree in enumerate(subtrees):
-            near(states[:, i], model.features(tokens[:, subtree], grid))
-
-
-def test_treetfmr_hands_up_the_answers_alone():
-    """Where all leaves answer the same, they leave no trace in the root, unless `up` is token."""
-    inner, leaves = BATCH.instruction.split(2, 1)
-    other = torch.cat([inner, leaves.roll(1, 0)], 1)  # the leaves of other trials
-    for up, same in (("answer", True), ("token", False)):
-        model = make("treetfmr", 0, up=up)
-        nn.init.zeros_(model.readout.weight)
-        x, y = (model.features(tokens, BATCH.stimulus) for tokens in (other, BATCH.instruction))
-        assert torch.allclose(x, y, atol=1e-5) == same
-
-
-def test_treetfmr_can_have_blocks_for_inner_operators():
-    idle = untrained(make("treetfmr", shared=False), trials("productive", "depth1", 12))
-    assert {key.split(".")[0] for key in idle} == {"answers", "inner", "instruction", "sides"}
 
 
 def test_classes_of_the_same_name_are_copies():

@@ -45,7 +45,7 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
             (train, "LOG_TRIALS", 20), (evaluation, "TEST_TRIALS", 20), (bench, "REPEATS", 1),
             (bench, "TRIALS", 20), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
             (evaluation, "FIT_TRIALS", 20),
-            (train, "available", lambda: ["rnn", "treetfmr"])):  # what `--model all` stands for
+            (train, "available", lambda: ["rnn", "looptfmr"])):  # what `--model all` stands for
         monkeypatch.setattr(module, name, value)
     assert len(COMMANDS) > 10
     for command in COMMANDS:
@@ -221,7 +221,7 @@ def test_code_and_sizes_of_models_are_quoted_right():
     assert len(quoted) > 5
     assert not [line for line in quoted if not any(line in source for source in sources)]
     sizes = dict(re.findall(r"^\| `(\w+)\.py` .* ([\d,]+) \|$", PAGES["models/README.md"], re.M))
-    assert len(sizes) == 11
+    assert len(sizes) == 10
     for name in sizes if len(data.OPERATORS) == 9 else ():  # a student's operator adds rows
         parameters = evaluation.module_of(name).Model().parameters()
         assert sizes[name] == f"{sum(p.numel() for p in parameters):,}"

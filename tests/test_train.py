@@ -100,7 +100,7 @@ def test_a_gpu_is_taken_and_the_bfloat16_of_its_hardware_alone(monkeypatch, hard
 
 
 CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--set read=eos", "--optimizer adamw",
-           "--lr 0.01", "--train-size 16", "--steps 3", "--batch-size 4", "--model treetfmr",
+           "--lr 0.01", "--train-size 16", "--steps 3", "--batch-size 4", "--model looptfmr",
            "--split distractor", "--seed 3", "--precision bfloat16", "--workers 2")
 
 
