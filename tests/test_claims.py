@@ -35,7 +35,8 @@ def fake(model, accuracies, split="distractor", settings="default", learned=1.0,
             for seed, value in enumerate(accuracies)]
 
 
-CROSS = fake("crossattn", [0.98, 0.99]) + fake("perceiver", [0.98, 0.99])
+READ = {"settings": "firstread"}
+CROSS = fake("crossattn", [0.98, 0.99], **READ) + fake("perceiver", [0.98, 0.99])
 RNN = fake("rnn", [0.5, 0.51])
 DEEP, SHALLOW, SCALED = ({"settings": x} for x in ("layers4", "layers1", "dim1024"))
 
@@ -47,8 +48,8 @@ DEEP, SHALLOW, SCALED = ({"settings": x} for x in ("layers4", "layers1", "dim102
     ("1", CROSS + RNN + fake("sstfmr", [0.99, 1], settings="dim64"), "holds (2 of 2)"),
     ("1", CROSS + fake("rnn", [0.99, 1]), "does not hold (0 of 2)"),
     ("1", CROSS + fake("rnn", [0.5]), "cannot be judged (rnn on distractor)"),  # one seed
-    ("1", fake("crossattn", [0.9, 0.91], learned=0.94) + RNN,
-     "cannot be judged (crossattn learned distractor to 94 %)"),
+    ("1", fake("crossattn", [0.9, 0.91], learned=0.94, **READ) + fake("crossattn", [1, 1]) + RNN,
+     "cannot be judged (crossattn[firstread] learned distractor to 94 %)"),
     ("3", fake("sstfmr", [0.9, 0.91], **DEEP) + fake("sstfmr", [0.5, 0.51], **SHALLOW)
      + fake("sstfmr", [0.3, 0.31], "productive", **DEEP)
      + fake("sstfmr", [0.3, 0.31], "productive", **SHALLOW), "holds (4 of 4)"),
@@ -106,7 +107,9 @@ def test_claim_5_is_a_rank_correlation(sign, expected):
     runs = fake("looptfmr", [0.1], like_answer=sign)
     ranks = (2, 1, 3, 4, 6, 5) if abs(sign) < 2 else range(1, 7)
     for i, (model, rank) in enumerate(zip(claims.CROSS + claims.OTHERS, ranks)):
-        runs += fake(model, [0.1 * rank] * 2, like_answer=sign * i / 10)
+        name, _, settings = model.rstrip("]").partition("[")
+        runs += fake(name, [0.1 * rank] * 2, settings=settings or "default",
+                     like_answer=sign * i / 10)
     assert claims.claim_5({"distractor": runs if sign else runs[:10]}).startswith(expected)
 
 
