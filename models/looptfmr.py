@@ -35,7 +35,7 @@ OTHER, SELF, LEFT, RIGHT, PARENT = range(5)  # what an operator is to another on
 def relations(O):  # -> (O, O): what the operator of a column is to that of a row
     row, column = torch.arange(O)[:, None], torch.arange(O)  # a tree, level by level
     return (SELF * (column == row) + LEFT * (column == 2 * row + 1)
-            + RIGHT * (column == 2 * row + 2) + PARENT * (row > 0) * (column == (row - 1) // 2))
+            + RIGHT * (column == 2 * row + 2) + PARENT * (column == (row - 1) // 2))
 
 
 class Embedding(nn.ModuleList):  # a token is the sum of a vector per feature

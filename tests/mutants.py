@@ -102,7 +102,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("self.look(z, x).mT + bias[:, 0]", "self.look(z, x).mT")],
     ("models/looptfmr.py", "tests/test_models.py -k looptfmr"): [
         ("LEFT * (column == 2 * row + 1)", "LEFT * (column == row + 1)"),
-        ("PARENT * (row > 0)", "PARENT"),
+        ("(column == (row - 1) // 2)", "(column == row // 2)"),
         ("> 0, 0, -math.inf)  #", "> 0, 0, 0)  #"),
         ("self.scores[1, [LEFT, RIGHT]] = 0", "self.scores[1, :] = 0"),
         ("tokens.repeat(2, 2, 1)", "tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)"),

@@ -14,6 +14,7 @@ import bench
 import data
 import eval as evaluation
 import train
+from models import looptfmr
 
 SHIPPED = "authors crossattn dstfmr gru hypertfmr looptfmr mlp perceiver rnn sstfmr".split()
 MODELS = evaluation.available()
@@ -231,6 +232,17 @@ def test_crossattn_asks_with_all_tokens_or_with_the_root(first, asked):
                 lambda _, inputs, word=word: queries.append(f"{word} {inputs[0].shape[1]}"))
     model(*BATCH[:2])
     assert queries == asked
+
+
+def test_relations_in_a_tree_by_hand():
+    """Operator 0 has the branches 1 and 2, operator 1 has 3 and 4, operator 2 has 5 and 6."""
+    words, other = looptfmr.relations(7).tolist(), looptfmr.OTHER
+    found = {(i, j): word for i, row in enumerate(words) for j, word in enumerate(row)
+             if word != other}
+    of = {"SELF": [(i, i) for i in range(7)], "LEFT": [(0, 1), (1, 3), (2, 5)],
+          "RIGHT": [(0, 2), (1, 4), (2, 6)],
+          "PARENT": [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]}
+    assert found == {pair: getattr(looptfmr, word) for word, pairs in of.items() for pair in pairs}
 
 
 def loops_of(changes, tokens, grid):
