@@ -247,12 +247,6 @@ def decoding(model, split, device):
     return dict(sorted(result.items()))
 
 
-def decoded(result, where):
-    """The mean of what `decoding` found "in" or "out" of distribution. None in older results."""
-    shares = [share for part, share in result.get("decoded", {}).items() if part.startswith(where)]
-    return statistics.mean(shares) if shares else None
-
-
 def attention(model, split, subset, device):
     """Where a model looks in the first trial of a test set, as text: a table for each attention, in
     the order of computing, with a row per query and a column per head. It names the key with the
@@ -336,48 +330,6 @@ def split_table(split, runs, per_operator=False):
     return table([f"{split}, accuracy in %", *columns], rows)
 
 
-def summary_table(splits):
-    """A row per baseline and per model with its own settings, a column per split: accuracy on the
-    last test set in distribution, and on the last one out of it with its spread over seeds."""
-    cells = {}  # (name, split) -> pairs of accuracies, one per seed
-    for split, runs in splits.items():
-        near, far = hardest(split)
-        for config, result in runs:
-            if config["settings"] == "default" and {near, far} <= result["accuracy"].keys():
-                baselines, accuracy = result["baselines"], result["accuracy"]
-                for name, value in baselines[far].items():
-                    cells[name, split] = [(baselines[near].get(name, 1), value)]
-                pair = accuracy[near], accuracy[far]
-                cells.setdefault((config["model"], split), []).append(pair)
-    columns = list(dict.fromkeys(split for _, split in cells))
-    models = {config["model"] for runs in splits.values() for config, _ in runs}
-    names = sorted({name for name, _ in cells}, key=lambda name: (name in models, name))
-    rows = [[name] for name in names]
-    for row, split in itertools.product(rows, columns):
-        near, far = zip(*cells.get((row[0], split), [(None, None)]))
-        mean = percent(near).partition("±")[0]
-        row.append(mean and f"{mean} -> {percent(far)}")
-    header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in columns)]
-    return table(header, rows)
-
-
-def rsa_table(splits):
-    """A row per split, model and settings, means over seeds: how much hidden states are organized
-    like stimulus, instruction and answer, and what can be decoded from them (the mean share of
-    operator, letter and color), in and out of distribution."""
-    rows = []
-    for split, runs in splits.items():
-        for label, results in by_settings(runs).items():
-            parts = {part: [r["alignment"][part] for r in results]
-                     for part in results[0]["alignment"]}
-            means = (f"{statistics.mean(values):.2f}" for values in parts.values())
-            found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
-            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
-            rows.append([f"{split} {label}", *means, *found, out])
-    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
-    return table([*header, "accuracy out"], rows)
-
-
 COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
               "#8B8B00", "#7F3C8D")
 
@@ -455,8 +407,7 @@ def result_of(folder, args):
     if config["step"] < config["steps"]:
         config["settings"] += f", step {config['step']:,} of {config['steps']:,}"
     result = score(model, split, TEST_TRIALS, device, precision)
-    return config, result | {"alignment": alignment(model, split, device),
-                             "decoded": decoding(model, split, device), "log": config["log"]}
+    return config, result | {"log": config["log"]}
 
 
 def evaluate(args):
@@ -473,16 +424,11 @@ def evaluate(args):
         raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}: train one with "
                          "train.py")
     splits = {split: [*named.values()] for split, named in splits.items()}
-    if args.summary:
-        print("\n" + summary_table(splits))
     for split, runs in splits.items():
-        if not args.summary:
-            print("\n" + split_table(split, runs, args.per_operator))
+        print("\n" + split_table(split, runs, args.per_operator))
         for key in ("device", "precision", "tests"):
             if len({str((config | result).get(key)) for config, result in runs}) > 1:
                 print(f"These rows differ in {key}.")
-    if args.rsa:
-        print("\n" + rsa_table(splits))
     if args.plot:
         plot(splits, args.plot)
         print(f"\nDrawn: {args.plot}")
@@ -502,9 +448,6 @@ def main(argv=None):
         "model got wrong, of 1,000 (default: 0)")
     add("--attention", metavar="SET", help="print where each model looks in the first trial of "
         "this test set, such as iid or depth3")
-    add("--summary", action="store_true", help="one table of all runs with default settings")
-    add("--rsa", action="store_true", help="add how hidden states are organized, and what a linear "
-        "map can decode from them")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     args = parser.parse_args(argv)
     try:

@@ -1,4 +1,5 @@
-"""Judges the claims of three papers by the runs in a folder, and by rules written before them.
+"""Judges the claims of three papers by the runs in a folder, by rules written before the runs.
+Before the verdicts it prints a table of the default models, and one of all hidden states.
 
     python tests/claims.py runs
 
@@ -28,6 +29,7 @@ two seeds). Claim 7 asks it of every model, in its own settings, and split with 
 test set; claim 9 of the hypernetwork and the plain Transformer on held-out combinations.
 """
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -36,7 +38,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import eval as evaluation  # noqa: E402
+from eval import (by_settings, hardest, in_distribution, percent, read, spearman,  # noqa: E402
+                  table)
 
 LEARNED = 0.95
 CROSS = "crossattn[firstread]", "perceiver"  # in the paper's order
@@ -99,7 +102,7 @@ def verdict(splits, comparisons):
     or has not learned."""
     agree, unlearned, missing = [], 0, []
     for split, test, name, other, expected in comparisons:
-        runs, near = splits.get(split, []), evaluation.in_distribution(split)[-1]
+        runs, near = splits.get(split, []), in_distribution(split)[-1]
         a, b = (accuracies(runs, test, x) for x in (name, other))
         if other in ("chance", "condition-blind"):
             b = [result["baselines"][test][other] for _, result in runs][:1]
@@ -128,7 +131,7 @@ def organized(splits):
     seeds."""
     means = []
     for split, runs in splits.items():
-        far = evaluation.hardest(split)[1]
+        far = hardest(split)[1]
         for model in CROSS + OTHERS:
             seeds = [(r["alignment"]["out: answer"] - r["alignment"]["out: stimulus"],
                       r["accuracy"][far]) for r in results_of(runs, model)]
@@ -143,7 +146,7 @@ def claim_5(splits):
     x, y = organized(splits)
     if len(x) < 6:
         return f"cannot be judged ({len(x)} of 6 pairs)"
-    r = evaluation.spearman(x, y)
+    r = spearman(x, y)
     center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5
     low, high = math.tanh(center - half), math.tanh(center + half)
     says = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
@@ -155,14 +158,20 @@ def generalizing(splits):
     pairs = [(split, model) for split, runs in splits.items()
              for model in dict.fromkeys(c["model"] for c, _ in runs if c["settings"] == "default")]
     return [(split, model) for split, model in pairs if statistics.mean(
-            accuracies(splits[split], evaluation.hardest(split)[1], model)) >= LEARNED]
+            accuracies(splits[split], hardest(split)[1], model)) >= LEARNED]
+
+
+def decoded(result, where):
+    """The mean of what `decoding` found "in" or "out" of distribution. None in older results."""
+    shares = [share for part, share in result.get("decoded", {}).items() if part.startswith(where)]
+    return statistics.mean(shares) if shares else None
 
 
 def decodable(splits, pairs):
     """The verdict on claims 7 and 9 over (split, model) pairs, and how much is decoded."""
     shares = []
     for split, model in pairs:
-        found = [evaluation.decoded(r, "out") for r in results_of(splits.get(split, []), model)]
+        found = [decoded(r, "out") for r in results_of(splits.get(split, []), model)]
         if len(found) > 1 and None not in found:
             shares.append(statistics.mean(found))
     if not shares:
@@ -172,48 +181,89 @@ def decodable(splits, pairs):
             f"{100 * max(shares):.0f} %)")
 
 
-def released(config):
-    """The config of a run of models/authors.py, as released, under our model's name. None for runs
-    with other settings."""
-    name = config["model_args"]["architecture"]
-    settings = {"crossattn": "default", "rnn": "dim512-architecturernn",
-                "gru": "dim512-architecturegru"}.get(name, f"architecture{name}")
-    same = "firstread" if name == "crossattn" else "default"
-    return config["settings"] == settings and config | {"model": name, "settings": same}
+def released(runs):
+    """The runs of models/authors.py as released, under our models' names."""
+    settings = {"dim512-architecturernn": "rnn", "dim512-architecturegru": "gru",
+                **{f"architecture{name}": name for name in ("sstfmr", "dstfmr", "perceiver")}}
+    names = {("authors", key): ("default", name) for key, name in settings.items()}
+    names["authors", "default"] = "firstread", "crossattn"
+    return [(config | dict(zip(("settings", "model"), names[key])), result)
+            for config, result in runs
+            if (key := (config["model"], config["settings"])) in names]
 
 
-def claims_table(runs):
-    """One row per claim, from (config, result) pairs."""
-    ours, theirs = {}, {}  # split -> runs
-    for config, result in runs:
-        if config["model"] != "authors":
-            ours.setdefault(config["split"], []).append((config, result))
-        elif named := released(config):
-            theirs.setdefault(config["split"], []).append((named, result))
-    rows = {claim: [verdict(splits, comparisons) for splits in (ours, theirs)]
-            for claim, comparisons in CLAIMS.items()}
-    rows["5 organized like the answer: generalizes better"] = map(claim_5, (ours, theirs))
-    rows["7 generalizes: its task can be decoded"] = [
-        decodable(splits, generalizing(splits)) for splits in (ours, theirs)]
-    pairs = [(split, model) for split in SYSTEMATIC for model in ("hypertfmr", "sstfmr")]
-    rows["9 held-out pairs: both decode the task"] = [
-        decodable(splits, pairs) for splits in (ours, theirs)]
-    return evaluation.table(["claim", "our models", "the authors' models"],
-                            [[claim, *rows[claim]] for claim in sorted(rows)])
+def claims_table(splits):
+    """A row per claim, and a column for our models and for the authors'."""
+    columns = []
+    for part in (lambda runs: [run for run in runs if run[0]["model"] != "authors"]), released:
+        chosen = {split: part(runs) for split, runs in splits.items()}
+        pairs = [(split, model) for split in SYSTEMATIC for model in ("hypertfmr", "sstfmr")]
+        columns.append({
+            **{claim: verdict(chosen, comparisons) for claim, comparisons in CLAIMS.items()},
+            "5 organized like the answer: generalizes better": claim_5(chosen),
+            "7 generalizes: its task can be decoded": decodable(chosen, generalizing(chosen)),
+            "9 held-out pairs: both decode the task": decodable(chosen, pairs)})
+    return table(["claim", "our models", "the authors' models"],
+                 [[claim, *(column[claim] for column in columns)] for claim in sorted(columns[0])])
+
+
+def summary_table(splits):
+    """A row per baseline and per model with its own settings, a column per split: accuracy on the
+    last test set in distribution, and on the last one out of it with its spread over seeds."""
+    cells = {}  # (name, split) -> pairs of accuracies, one per seed
+    for split, runs in splits.items():
+        near, far = hardest(split)
+        for config, result in runs:
+            if config["settings"] == "default" and {near, far} <= result["accuracy"].keys():
+                baselines, accuracy = result["baselines"], result["accuracy"]
+                for name, value in baselines[far].items():
+                    cells[name, split] = [(baselines[near].get(name, 1), value)]
+                pair = accuracy[near], accuracy[far]
+                cells.setdefault((config["model"], split), []).append(pair)
+    columns = list(dict.fromkeys(split for _, split in cells))
+    models = {config["model"] for runs in splits.values() for config, _ in runs}
+    names = sorted({name for name, _ in cells}, key=lambda name: (name in models, name))
+    rows = [[name] for name in names]
+    for row, split in itertools.product(rows, columns):
+        near, far = zip(*cells.get((row[0], split), [(None, None)]))
+        mean = percent(near).partition("±")[0]
+        row.append(mean and f"{mean} -> {percent(far)}")
+    header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in columns)]
+    return table(header, rows)
+
+
+def alignment_table(splits):
+    """A row per split, model and settings, means over seeds: how much hidden states are organized
+    like stimulus, instruction and answer, and what can be decoded from them (the mean share of
+    operator, letter and color), in and out of distribution."""
+    rows = []
+    for split, runs in splits.items():
+        for label, results in by_settings(runs).items():
+            parts = {part: [r["alignment"][part] for r in results]
+                     for part in results[0]["alignment"]}
+            means = (f"{statistics.mean(values):.2f}" for values in parts.values())
+            found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
+            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
+            rows.append([f"{split} {label}", *means, *found, out])
+    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
+    return table([*header, "accuracy out"], rows)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
                         help="run folders, or folders above them (default: runs)")
-    args, runs = parser.parse_args(argv), {}
+    args, runs, splits = parser.parse_args(argv), {}, {}
     for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
-        config = evaluation.read(path.with_name("config.json"))
+        config = read(path.with_name("config.json"))
         name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
-        runs[name] = config, evaluation.read(path)  # the same run in two folders is no second seed
+        runs[name] = config, read(path)  # the same run in two folders is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    print(claims_table([*runs.values()]))
+    for (split, *_), run in runs.items():
+        splits.setdefault(split, []).append(run)
+    for make in summary_table, alignment_table, claims_table:
+        print(f"\n{make(splits)}")
 
 
 if __name__ == "__main__":

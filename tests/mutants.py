@@ -57,8 +57,14 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("(count.cumsum(0) - (count - 1) / 2)", "count.cumsum(0)"),
         ("if trial[2] != answer]", "if trial[2] == answer]"),
         ("data.trials(split, near, FIT_TRIALS, seed=1)", "data.trials(split, far, FIT_TRIALS)"),
-        ("    return statistics.mean(shares)", "    return max(shares)"),
         ("hooks.enter_context(module", "(module")],
+    ("tests/claims.py", "tests/test_claims.py"): [
+        ("square ** 2 / sum(error ** 2 / n", "1e9 / sum(error ** 2 / n"),
+        ("quantile * square ** 0.5", "quantile * 0"),
+        ("agree.append(statistics.mean(a) >= LEARNED)", "agree.append(True)"),
+        ('elif not name.startswith("mlp") and (', "elif ("),
+        ("if len(found) > 1 and None not in found:", "if None not in found:"),
+        ('names["authors", "default"] = "firstread"', 'names["authors", "default"] = "default"')],
     ("train.py", "tests/test_train.py"): [
         ('"peak": MUON_RATIO * lr', '"peak": lr'),
         ('group["peak"] * share', 'group["peak"]'),

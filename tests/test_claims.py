@@ -21,11 +21,11 @@ def test_better_needs_more_than_the_interval_over_seeds():
 
 
 def fake(model, accuracies, split="distractor", settings="default", learned=1.0, like_answer=0.0,
-         decoded=None, **model_args):
+         decoded=None):
     """Runs of one model, a seed for each accuracy out of distribution."""
     tests, near = list(data.SPLITS[split])[1:], evaluation.in_distribution(split)[-1]
     config = {"split": split, "model": model, "settings": settings, "steps": 1, "precision": "",
-              "model_args": model_args}
+              "model_args": {}}
     baselines = {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests}
     return [(config | {"seed": seed},
              {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "kinds": {}, "tests": {},
@@ -64,25 +64,28 @@ DEEP, SHALLOW, SCALED = ({"settings": x} for x in ("layers4", "layers1", "dim102
      "systematic1", learned=0.9), "holds (1 of 1, 1 others not learned)"),
 ])
 def test_verdicts_follow_the_rule(claim, runs, expected):
-    splits = {split: [run for run in runs if run[0]["split"] == split]
-              for split in data.SPLITS}
     text = next(text for text in claims.CLAIMS if text.startswith(claim))
-    assert claims.verdict(splits, claims.CLAIMS[text]).startswith(expected)
+    assert claims.verdict(of_splits(runs), claims.CLAIMS[text]).startswith(expected)
     assert row(runs, claim)[0].startswith(expected)
 
 
+def of_splits(runs):
+    return {split: [run for run in runs if run[0]["split"] == split] for split in data.SPLITS}
+
+
 def row(runs, claim):  # -> the verdicts on our models and on the authors'
-    line, = (line for line in claims.claims_table(runs).splitlines() if f"| {claim} " in line)
+    table = claims.claims_table(of_splits(runs))
+    line, = (line for line in table.splitlines() if f"| {claim} " in line)
     return [cell.strip() for cell in line.split("|")[2:4]]
 
 
 def test_the_authors_models_are_judged_apart_and_as_released():
     """crossattn and dstfmr with 256 units, gru with 512; not with another embedding or width."""
-    theirs = [*fake("authors", [0.98, 0.99], architecture="crossattn"),
-              *fake("authors", [0.5, 0.51], settings="architecturedstfmr", architecture="dstfmr"),
-              *fake("authors", [0.5, 0.51], settings="dim512-architecturegru", architecture="gru"),
-              *fake("authors", [1.0, 1.0], settings="architecturernn", architecture="rnn"),
-              *fake("authors", [1.0, 1.0], settings="embedonehot", architecture="crossattn")]
+    theirs = [*fake("authors", [0.98, 0.99]),
+              *fake("authors", [0.5, 0.51], settings="architecturedstfmr"),
+              *fake("authors", [0.5, 0.51], settings="dim512-architecturegru"),
+              *fake("authors", [1.0, 1.0], settings="architecturernn"),
+              *fake("authors", [1.0, 1.0], settings="embedonehot")]
     assert row(theirs, 1) == ["cannot be judged (rnn on distractor)", "holds (2 of 2)"]
     assert row(theirs + CROSS + RNN, 1) == ["holds (2 of 2)", "holds (2 of 2)"]
 
@@ -113,12 +116,19 @@ def test_claim_5_is_a_rank_correlation(sign, expected):
     assert claims.claim_5({"distractor": runs if sign else runs[:10]}).startswith(expected)
 
 
-def test_claims_read_the_runs(tmp_path, capsys):
-    """... and count none twice: one seed of sstfmr in two folders cannot be compared with."""
-    for i, (config, result) in enumerate(CROSS + RNN + 2 * fake("sstfmr", [0.5])):
+def test_three_tables_of_the_runs(tmp_path, capsys):
+    """... which count none twice: one seed of sstfmr in two folders cannot be compared with."""
+    runs = CROSS + 2 * fake("sstfmr", [0.5]) + fake("rnn", [0.5, 0.51], decoded=0.25)
+    for i, (config, result) in enumerate(runs):
         folder = tmp_path / str(i)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "result.json").write_text(json.dumps(result))
     claims.main([str(tmp_path)])
-    assert "holds (2 of 2)" in capsys.readouterr().out.splitlines()[2]
+    summary, states, verdicts = ([[cell.strip() for cell in line.split("|")[1:-1]]
+                                  for line in table.splitlines()]
+                                 for table in capsys.readouterr().out.strip().split("\n\n"))
+    assert ["rnn", "100.0 -> 50.5±0.7"] in summary and ["chance", "35.0 -> 35.0"] in summary
+    state = "distractor rnn (default)", "0.20", "0.20", "50.0±0.0", "25.0±0.0", "50.5±0.7"
+    assert [*state] in states
+    assert verdicts[2][1] == "holds (2 of 2)"
