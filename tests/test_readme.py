@@ -30,7 +30,7 @@ EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, fl
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
             if line.startswith("python ") and not line.startswith("python -m pytest")]
 COMMANDS += [" ".join(command.split()) for command in
-             re.findall(r"`python (?!-m pytest)([^`]+)`", TEXT.replace(SECTION, ""))]
+             re.findall(r"`python (?!-m pytest|\S+ second)([^`]+)`", TEXT.replace(SECTION, ""))]
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
 PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
@@ -189,6 +189,20 @@ def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, caps
     monkeypatch.chdir(recorded)
     PROGRAMS[program].main(arguments.split())
     assert table in capsys.readouterr().out
+
+
+def test_rungs_have_the_numbers_of_their_runs(recorded):
+    """A row of the ladder holds the flags of its runs, and accuracy at depths 3, 5, 7 and 9."""
+    rows = re.findall(r"^\| \d+ \|[^`]*`([^`]*)` \| (.*) \|$", README, re.M)
+    assert len(rows) > 5
+    for flags, cells in rows:
+        args = train.parse(["--split", "productive", "--device", "cpu", *flags.split()])[1]
+        config, = train.configurations(args)
+        folder = recorded / "recorded" / "productive" / config["model"] / config["settings"]
+        found = [evaluation.read(path)["accuracy"] for path in folder.rglob("result.json")]
+        expected = [evaluation.percent([accuracy[f"depth{depth}"] for accuracy in found])
+                    for depth in (3, 5, 7, 9)]
+        assert cells.split(" | ") == expected, flags
 
 
 def runs_of_this_code(recorded):
