@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import bench
 import claims
@@ -218,8 +219,12 @@ def test_recorded_runs_have_a_fingerprint(recorded):
 
 @pytest.mark.slow
 def test_recorded_runs_are_of_this_code(recorded):
+    threads = torch.get_num_threads()
     for folder in runs_of_this_code(recorded):
-        evaluation.check_code(evaluation.read(folder / "config.json"))
+        config = evaluation.read(folder / "config.json")
+        torch.set_num_threads(config["threads"])
+        evaluation.check_code(config)
+    torch.set_num_threads(threads)
 
 
 def test_every_table_of_results_names_its_command():
