@@ -356,9 +356,9 @@ def answer_of(operator, grid, found):
             "GetShape": FIRST_SHAPE - 1 + shape}[operator]
 
 
-def descend(solved):
-    """The way from the root to the operator that answers: indices of Solved."""
-    path = [0]
+def descend(solved, i=0):
+    """The way from operator i (the root) to the one that answers for it: indices of Solved."""
+    path = [i]
     while (left := 2 * path[-1] + 1) < len(solved):
         path.append(left if solved[path[-1]].answer == TRUE else left + 1)
     return path

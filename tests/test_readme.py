@@ -57,17 +57,21 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
             assert capsys.readouterr().out.strip() or "--export" in command, command
 
 
-def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys):
-    block, = (block for language, block in BLOCKS if "evaluation.load" in block)
+@pytest.mark.parametrize("block", [block for _, block in BLOCKS if "evaluation.load" in block],
+                         ids=["notebook", "on the way"])
+def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys, block):
     folder = re.search(r'load\("(\S+)"\)', block)[1]
     monkeypatch.chdir(tmp_path)
     for name in ("TEST_TRIALS", "RSA_TRIALS", "FIT_TRIALS"):
         monkeypatch.setattr(evaluation, name, 20)
-    train.main(["--steps", "1", "--batch-size", "2", "--device", "cpu"])
+    train.main(["--model", folder.split("/")[2], "--steps", "1", "--batch-size", "2", "--device",
+                "cpu"])
     shutil.copytree(next(Path("runs").rglob("seed0")), folder)
+    capsys.readouterr()
     space = {}
     exec(block, space)
-    assert capsys.readouterr().out.count("Answer: ") == 3
+    out = capsys.readouterr().out
+    assert out.count("Answer: ") == 3 or out.count("tensor([0.") == 3  # trials, or loops
     assert space["model"](*data.trials("productive", "depth3", 2)[:2]).shape == (2, 138)
 
 
