@@ -148,9 +148,12 @@ def log(config, folder, state, model):
 def fingerprint(config):
     """What a run computes, in six numbers: the losses of four training steps on few trials, at
     rates from warm-up to the end, then the norms of the optimizers' momentum and of the weights.
-    Code that computes the same has the same fingerprint up to rounding (eval.TOLERANCES)."""
-    config = config | {"precision": "float32"}
+    Code that computes the same has the same fingerprint up to rounding (eval.TOLERANCES). That is
+    in float64, since AdamW makes steps of the rounding errors of tiny gradients; Muon's own steps
+    are in bfloat16."""
+    config = config | {"device": "cpu", "precision": "float32"}
     model, optimizers = build(config)
+    model.double()
     steps, size = config["steps"], min(config["batch_size"], 16)
     batches = data.Batches(config["split"], size, config["seed"], config["train_size"])
     rates = [rate(step, steps, config["schedule"]) for step in
