@@ -335,9 +335,9 @@ COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", 
 
 
 def plot(splits, path):
-    """Draws, for each split, accuracy by test set and learning curves: a line per model and
-    settings, the spread over seeds shaded. Gray bands reach up to chance and to the last baseline.
-    UsageError where matplotlib is missing or cannot write."""
+    """Draws, for each split, accuracy by test set and learning curves: a numbered line per model
+    and settings, the spread over seeds shaded. Gray bands reach up to chance and to the last
+    baseline. UsageError where matplotlib is missing or cannot write."""
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display
     except ImportError as error:
@@ -355,7 +355,7 @@ def plot(splits, path):
             style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10], "markersize": 4}
             values = torch.tensor([[r["accuracy"].get(c, math.nan) for c in columns]
                                    for r in results])
-            left.plot(range(len(columns)), values.mean(0), label=label, **style)
+            left.plot(range(len(columns)), values.mean(0), label=f"{i + 1} {label}", **style)
             left.fill_between(range(len(columns)), values.amin(0), values.amax(0), alpha=0.2,
                               color=style["color"])
             for log in (r["log"] for r in results):
