@@ -12,7 +12,9 @@
                                                           |
                                                        readout -> 138 logits
 
-The second and the fourth Block are the same one.
+The second and the fourth Block are the same one. first=read is this order, the paper's. With
+first=ask, the third Block comes first: the tokens of the instruction ask the stimulus, before they
+read each other, and the latents ask the instruction alone.
 
 Differs from the paper: 1) width 128; 2) one token per selector; 3) learned stimulus positions,
 instruction positions with wavelengths from 2.5 to 64 tokens; 4) Muon, not AdamW; 5) empty cells
@@ -139,6 +141,7 @@ class Encoder(nn.Module):  # with `read`, the last block returns that token alon
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=1, heads=1, latents=10,
+                 first: Literal["read", "ask"] = "read",
                  tokens: Literal["selector", "operator"] = "selector"):
         super().__init__()
         self.instruction = Instruction(dim, tokens)
@@ -146,7 +149,7 @@ class Model(nn.Module):
         self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, layers, heads)
         self.latents = nn.Parameter(torch.randn(latents, dim))
         self.ask_instruction, self.ask_stimulus = Block(dim, heads), Block(dim, heads)
-        self.ask_each_other = Block(dim, heads)
+        self.ask_each_other, self.first = Block(dim, heads), first
         self.norm = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim),
                                  nn.GELU(), Linear(2 * dim, dim))
@@ -154,10 +157,12 @@ class Model(nn.Module):
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         (y, own), (z, bias) = self.instruction(instruction), self.stimulus(stimulus)
-        x = self.latents.expand(len(y), -1, -1)  # (B, L, C)
+        x, z = self.latents.expand(len(y), -1, -1), self.encode_stimulus(z, bias)  # (B, L, C)
+        if self.first == "ask":
+            y = self.ask_stimulus(y, z, bias)
         x = self.ask_instruction(x, self.encode_instruction(y, own), own)
-        x = self.ask_each_other(x, x, 0)
-        x = self.ask_stimulus(x, self.encode_stimulus(z, bias), bias)
+        if self.first == "read":
+            x = self.ask_stimulus(self.ask_each_other(x, x, 0), z, bias)
         x = self.ask_each_other(x[:, :1], x, 0)  # only the first latent is read
         return self.mlp(self.norm(x))[:, 0]
 

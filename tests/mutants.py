@@ -101,6 +101,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ('self.first == "ask"', 'self.first == "read"')],
     ("models/perceiver.py", "tests/test_models.py -k perceiver"): [
         ("self.ask_each_other(x[:, :1], x, 0)", "self.ask_stimulus(x[:, :1], x, 0)"),
+        ('if self.first == "read":', "if True:"),
         ("torch.randn(latents, dim)", "torch.zeros(latents, dim)")],
     ("models/hypertfmr.py", "tests/test_models.py -k hypertfmr"): [
         ("self.execute(self.infer(instruction), stimulus)",

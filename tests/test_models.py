@@ -158,10 +158,14 @@ def test_model_equals_its_copy_from_torch_modules(name, changes):
         x = x[:, -1 if "read" in changes else 0]
     elif name == "perceiver":
         (y, own), (z, bias) = model.instruction(instruction), model.stimulus(stimulus)
-        x = model.latents.expand(12, -1, -1)
-        x = model.ask_instruction(x, model.encode_instruction(y, own), own)
-        x = model.ask_each_other(x, x, 0)
-        x = model.ask_stimulus(x, model.encode_stimulus(z, bias), bias)
+        x, z = model.latents.expand(12, -1, -1), model.encode_stimulus(z, bias)
+        if "first" in changes:
+            y = model.ask_stimulus(y, z, bias)
+            x = model.ask_instruction(x, model.encode_instruction(y, own), own)
+        else:
+            x = model.ask_instruction(x, model.encode_instruction(y, own), own)
+            x = model.ask_each_other(x, x, 0)
+            x = model.ask_stimulus(x, z, bias)
         x = model.ask_each_other(x, x, 0)
         x = model.mlp(model.norm(x[:, 0]))
     elif name == "mlp":
