@@ -195,17 +195,19 @@ def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, caps
     assert table in capsys.readouterr().out
 
 
-def test_rungs_have_the_numbers_of_their_runs(recorded):
-    """A row of the ladder holds the flags of its runs, and accuracy at depths 3, 5, 7 and 9."""
-    rows = re.findall(r"^\| \d+ \|[^`]*`([^`]*)` \| (.*) \|$", README, re.M)
+@pytest.mark.parametrize("page, split, tests", [
+    ("README.md", "productive", ["depth3", "depth5", "depth7", "depth9"]),
+    ("tests/RESULTS.md", "distractor", ["iid", "distractors40"])])
+def test_rungs_have_the_numbers_of_their_runs(recorded, page, split, tests):
+    """A numbered row holds the flags of its runs, and their accuracy."""
+    rows = re.findall(r"^\| \d+ \|[^`]*`([^`]*)`[^|]* \| (.*) \|$", PAGES[page], re.M)
     assert len(rows) > 5
     for flags, cells in rows:
-        args = train.parse(["--split", "productive", "--device", "cpu", *flags.split()])[1]
+        args = train.parse(["--split", split, "--device", "cpu", *flags.split()])[1]
         config, = train.configurations(args)
-        folder = recorded / "recorded" / "productive" / config["model"] / config["settings"]
+        folder = recorded / "recorded" / split / config["model"] / config["settings"]
         found = [evaluation.read(path)["accuracy"] for path in folder.rglob("result.json")]
-        expected = [evaluation.percent([accuracy[f"depth{depth}"] for accuracy in found])
-                    for depth in (3, 5, 7, 9)]
+        expected = [evaluation.percent([accuracy[test] for accuracy in found]) for test in tests]
         assert cells.split(" | ") == expected, flags
 
 
