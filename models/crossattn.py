@@ -6,7 +6,7 @@
       |       |         |         |
     [  Block  ] <---- keys and values     they meet where a token looks for its object
       |       |
-    [ Encoder ]                           then the tokens of the instruction read each other
+    [ Encoder ]                           then the root reads the tokens of the instruction
       |
     [ LN, MLP ] -> readout -> 138 logits
 

@@ -9,14 +9,13 @@
     readout -> 138 logits -> answers, for the next loop    x levels of the tree
 
 After one loop the leaves have answered, after two the operators above them, and so on up to the
-root. A right answer stays, so more loops change nothing. Each argument takes one reason away:
+root. Only the root's answer has a loss. An answer is the softmax of 138 logits, embedded. By
+default, an answer stays where its branches' answers do, so more loops change nothing. Arguments:
 
     view=own      an operator sees its own tokens, its branches' answers and the stimulus
     view=all      all operators see everything; learned scores tell what is their own
     carry=answer  a loop begins again with the question: only answers go on
     carry=state   a loop goes on with the vectors of the loop before, and with answers
-
-An answer is a softmax of the 138 logits, embedded, so that it looks the same at every level.
 
 Differs from the paper: all of it is new.
 """
@@ -138,13 +137,14 @@ class Model(nn.Module):
             self.register_buffer("scores", torch.full((2, 5, 1), -math.inf), persistent=False)
             self.scores[0, SELF] = self.scores[1, [LEFT, RIGHT]] = 0
 
-    def view(self, O):  # -> (H or 1, 2 O, 3 O), to be added to scores of tokens and answers
+    def view(self, O):  # -> (H or 1, 2 O, 3 O), to be added to scores
         tokens, answers = self.scores[:, relations(O)]  # (O, O, H or 1)
+        # Rows: first tokens, second tokens. Columns: these, and answers
         return torch.cat([tokens.repeat(2, 2, 1), answers.repeat(2, 1, 1)], 1).permute(2, 0, 1)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         levels, start = [], 0
-        while start < instruction.shape[1]:  # a level of w operators is followed by w IfElses
+        while start < instruction.shape[1]:  # w operators, w IfElses, 2 w operators, ...
             levels.append(instruction[:, start:start + 2 ** len(levels)])
             start += 2 * levels[-1].shape[1]
         questions, bias = self.questions(torch.cat(levels, 1))  # (B, 2 O, C)
@@ -152,7 +152,7 @@ class Model(nn.Module):
         O, S = questions.shape[1] // 2, objects.shape[1]
         bias = torch.cat([F.pad(bias, (0, O)), y_bias], 3) + F.pad(self.view(O), (0, S))
         sides = F.pad(self.sides.repeat(O // 2, 1), (0, 0, 1, 0))  # (O, C): the root has none
-        x, known = questions, sides.expand(len(questions), -1, -1)
+        x, known = questions, sides.expand(len(questions), -1, -1)  # no answers yet
         for _ in range(len(levels) + self.more):
             if self.carry == "answer":
                 x = questions

@@ -13,8 +13,8 @@
                                                        readout -> 138 logits
 
 The second and the fourth Block are the same one. first=read is this order, the paper's. With
-first=ask, the third Block comes first: the tokens of the instruction ask the stimulus, before they
-read each other, and the latents ask the instruction alone.
+first=ask, the third Block comes first, for the tokens of the instruction, before their Encoder. The
+second is left out, and the latents ask the instruction alone.
 
 Differs from the paper: 1) width 128; 2) one token per selector; 3) learned stimulus positions,
 instruction positions with wavelengths from 2.5 to 64 tokens; 4) Muon, not AdamW; 5) empty cells

@@ -250,6 +250,9 @@ def test_code_and_sizes_of_models_are_quoted_right():
 def test_links_resolve():
     for page, text in PAGES.items():
         text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-            there = (ROOT / page).parent.joinpath(link).exists()
-            assert link.startswith("https://") or there, (page, link)
+        for link, _, heading in re.findall(r"\]\(([^)#]+)(#([^)]*))?\)", text):
+            path = (ROOT / page).parent / link
+            assert link.startswith("https://") or path.exists(), (page, link)
+            names = re.findall(r"^#+ (.*)$", path.read_text(), re.M) if heading else []
+            slugs = [re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in names]
+            assert not heading or heading in slugs, (page, heading)
