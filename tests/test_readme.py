@@ -70,7 +70,7 @@ def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys, block):
     space = {}
     exec(block, space)
     out = capsys.readouterr().out
-    assert out.count("Answer: ") == 3 or out.count("tensor([0.") == 3  # trials, or loops
+    assert out.count("Answer: ") == 3 or out.count("tensor(") == 3  # trials, or loops
     assert space["model"](*data.trials("productive", "depth3", 2)[:2]).shape == (2, 138)
 
 
