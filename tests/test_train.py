@@ -176,7 +176,7 @@ def test_a_bug_keeps_its_traceback(tmp_path, monkeypatch, error):
 
 CONFIG, = configurations("--dim", "16", "--layers", "1")
 COSINE = "(1 + math.cos(math.pi * step / steps)) / 2"
-HARMFUL = {"MUON_RATIO = 3": "MUON_RATIO = 3.03", "EVERY = 100": "EVERY = 50",  # WARMUP
+HARMFUL = {"MUON_RATIO = 3": "MUON_RATIO = 3.3", "EVERY = 100": "EVERY = 50",  # WARMUP
            "parameters(), 1.0": "parameters(), 0.5", COSINE: "(1 - step / steps)",
            ".mul_(0.3)": ".mul_(0.4)", "nn.GELU()": "nn.ReLU()", "rng.randrange(number)": "0",
            "rng.random() < 0.5": "rng.random() < 0.6"}
