@@ -241,10 +241,7 @@ def configurations(args):
         usual = {key: p.default for key, p in parameters.items()} | TRAINING
         usual |= getattr(module, "TRAINING", {})
         given = {key: value for key, value in zip(FLAGS, values) if value is not None}
-        others = dict(sorted(setting(text, parameters, model) for text in args.set))  # one order
-        if len(others) < len(args.set):
-            raise UsageError(f"--set {' '.join(args.set)} sets something twice")
-        given |= others
+        given |= sorted(dict(setting(text, parameters, model) for text in args.set).items())
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole, names = usual | given, [f"{k}{v}" for k, v in given.items() if v != usual[k]]

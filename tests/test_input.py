@@ -17,7 +17,7 @@ WRONG = {  # flags of train.py, one by one, then together
     "--lr nan": "must be a number from 1e-30 to 1e+30", "--workers 65": "an integer from 0 to 64",
     "--optimizer sgd": "choose from", "--precision low": "choose from", "--device x": "choose from",
     "--set dim=64": "that has a flag of its own, --dim", "--set read=": "be root or eos, not ''",
-    "--set bogus=1": "sstfmr has read, tokens", "--set read=eos --set read=root": "twice",
+    "--set bogus=1": "sstfmr has read, tokens",
     "--model looptfmr gru --set view=all": "--set view=all: gru has nothing else to set",
     "--model rnn gru --heads 2": "rnn takes no --heads, --layers", "--heads 3": "sstfmr.py, line ",
     "--dim 15": "dim must be a multiple of 2 * heads, not 15 with 4 heads", "--out": "argument",

@@ -77,6 +77,8 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model", "all"))
     monkeypatch.setattr(module_of("rnn"), "TRAINING", {"lr": 0.25, "steps": 11})
+    config, = configurations("--set", "tokens=operator", "read=root", "--set", "read=eos")
+    assert config["settings"] == "readeos-tokensoperator"  # the last value, in one order
     config, = configurations("--model", "rnn", "--steps", "12")  # a flag counts more
     assert (config["lr"], config["steps"], config["settings"]) == (0.25, 12, "steps12")
 
