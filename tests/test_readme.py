@@ -84,9 +84,21 @@ def test_the_operator_in_the_readme_is_the_one_that_is_tested(monkeypatch):
     assert "RowEven: do the rows of" in data.show(next(zip(*made)))
 
 
-def test_the_trial_in_the_readme_is_what_its_command_prints(capsys):
-    data.main(["--split", "productive", "--subset", "depth3", "--n", "1"])
-    assert (trial := capsys.readouterr().out) in README and "Answer: " in trial
+def test_the_picture_is_of_the_trial_that_its_command_prints():
+    instruction, stimulus, answer = next(zip(*data.trials("productive", "depth3", 1)))
+    assert "`python data.py --subset depth3 --n 1` prints that trial" in " ".join(README.split())
+    svg = (ROOT / ".github" / "trial.svg").read_text()
+    drawn = {(int(y) // 34, int(x) // 34): (letter, color) for x, y, color, letter in
+             re.findall(r'x="(\d+)" y="(\d+)" class="object (\w+)">(\w)<', svg)}
+    assert drawn == {cell: (data.ANSWERS[data.FIRST_SHAPE + shape - 1], data.COLOR_NAMES[color - 1])
+                     for cell, (shape, color) in zip(data.CELLS, stimulus.tolist()) if shape}
+    solved = data.evaluate(instruction, stimulus)
+    dashed = re.findall(r'<rect x="(\d+)" y="(\d+)" width="30"', svg)
+    assert sorted((int(y) // 34, int(x) // 34) for x, y in dashed) == sorted(
+        cell for i in data.descend(solved) for cells in solved[i].found for cell in cells)
+    words = " ".join(re.findall(r">([^<>]+)</text>", svg))
+    questions = re.findall(r": (.*)", data.describe(solved))
+    assert all(text in words for text in [*questions, data.ANSWERS[answer]])
 
 
 def edits(text):
