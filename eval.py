@@ -3,7 +3,6 @@
     python eval.py runs                                # what train.py measured at the end of runs
     python eval.py runs/productive --per-operator      # ... and by the operator that answers
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
-    python eval.py runs --fresh                        # test the weights, of unfinished runs too
 """
 import argparse
 import collections
@@ -160,8 +159,8 @@ def check_code(config):
 
 
 def load(folder, device="cpu"):
-    """The model of a run folder, ready to call, and its config, with the device, the step that it
-    has come to and the log. UsageError where it is of other code or has no sound checkpoint."""
+    """The model of a run folder, ready to call, and its config with that device. UsageError where
+    it is of other code or has no sound checkpoint."""
     folder = Path(folder)
     config = read(folder / "config.json") | {"device": device}
     check_code(config)
@@ -169,12 +168,11 @@ def load(folder, device="cpu"):
     try:
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
-        config |= {"step": checkpoint["step"], "log": checkpoint["rows"]}
     except FileNotFoundError as error:
         raise UsageError("it has no checkpoint.pt") from error
     except Exception as error:  # any failure here means a bad file
         raise UsageError("its checkpoint.pt is damaged") from error
-    return model.to(config["device"]).eval(), config
+    return model.to(device).eval(), config
 
 
 @torch.no_grad()
@@ -385,29 +383,25 @@ def between(low, high):
 
 
 def result_of(folder, args):
-    """A run's config, and its saved result or, with --fresh, that of its weights. With --show and
-    --attention, also prints what the model does. UsageError where that cannot be had."""
+    """A run's config and its result. With --show and --attention, also prints what the model does.
+    UsageError where that cannot be had."""
     config = read(folder / "config.json")
     split = config["split"]
     if split not in data.SPLITS:
         raise UsageError(f"there is no split {split!r} any more")
-    if not args.fresh and not (folder / "result.json").exists():
-        raise UsageError("it is unfinished (--fresh tests it)")
-    if args.fresh or args.show or args.attention:
-        model, config = load(folder, devices()[-1])
-        device, precision = config["device"], config["precision"]
+    if not (folder / "result.json").exists():
+        raise UsageError("it is unfinished (log.csv says how far it is)")
+    if args.show or args.attention:
+        device = devices()[-1]
+        model, _ = load(folder, device)
     if args.show:
-        print(f"\n{folder}\n\n{mistakes(model, split, args.show, device, precision)}")
+        wrong = mistakes(model, split, args.show, device, config["precision"])
+        print(f"\n{folder}\n\n{wrong}")
     if args.attention:
         if args.attention not in data.SPLITS[split]:
             raise UsageError(f"--attention: {split} has no test set {args.attention!r}")
         print(f"\n{folder}\n\n{attention(model, split, args.attention, device)}")
-    if not args.fresh:
-        return config, read(folder / "result.json")
-    if config["step"] < config["steps"]:
-        config["settings"] += f", step {config['step']:,} of {config['steps']:,}"
-    result = score(model, split, TEST_TRIALS, device, precision)
-    return config, result | {"log": config["log"]}
+    return config, read(folder / "result.json")
 
 
 def evaluate(args):
@@ -440,8 +434,6 @@ def main(argv=None):
     add = parser.add_argument
     add("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above "
         "them (default: runs); where a run is there twice, the last counts")
-    add("--fresh", action="store_true", help="test the weights, also of unfinished runs, instead "
-        "of printing saved results")
     add("--per-operator", action="store_true", help="add a line per operator that answers, and per "
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "

@@ -241,7 +241,8 @@ def configurations(args):
         usual = {key: p.default for key, p in parameters.items()} | TRAINING
         usual |= getattr(module, "TRAINING", {})
         given = {key: value for key, value in zip(FLAGS, values) if value is not None}
-        given |= sorted(dict(setting(text, parameters, model) for text in args.set).items())
+        others = dict(setting(text, parameters, model) for text in args.set)  # the last counts
+        given |= {key: others[key] for key in sorted(others)}
         if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
         whole, names = usual | given, [f"{k}{v}" for k, v in given.items() if v != usual[k]]

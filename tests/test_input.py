@@ -54,7 +54,7 @@ def test_flags_of_data_choose_its_trials(capsys):  # --export: test_oracle.py
 
 
 @pytest.mark.parametrize("program, tested", [
-    (train, [*CHANGES, "--out", "--device"]), (evaluation, [*ADDS, "--fresh", "--plot"]),
+    (train, [*CHANGES, "--out", "--device"]), (evaluation, [*ADDS, "--plot"]),
     (data, ["--split", "--subset", "--depth", "--n", "--seed", "--export"])])
 def test_every_flag_has_help_and_its_tests(program, tested, capsys):
     with pytest.raises(SystemExit):
