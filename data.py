@@ -412,7 +412,7 @@ def main(argv=None):
     add("--subset", help="its test set, or train; None: the first test set")
     add("--depth", type=int, help="needed where a training set has several depths")
     add("--n", type=int, default=3, help="number of trials")
-    add("--seed", type=int, default=0, help="of the stream; models are tested on 0")
+    add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     add("--export", metavar="FILE.npz", help="write numpy arrays instead of showing the trials")
     args = parser.parse_args(argv)
     try:

@@ -155,7 +155,8 @@ def check_code(config):
             for a, b, tolerance in zip(here, there, TOLERANCES)):
         then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
         raise UsageError("it is a run of other code: its first losses (then the norms of momentum "
-                         f"and weights) were {then}, and now they are {now}; choose another --out")
+                         f"and weights) were {then}, and now they are {now}; undo the edit or "
+                         "choose another --out for train.py")
 
 
 def load(folder, device="cpu"):
@@ -415,8 +416,8 @@ def evaluate(args):
         except UsageError as error:
             print(f"left out: {folder}: {error}", file=sys.stderr)
     if not splits:
-        raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}: train one with "
-                         "train.py")
+        raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
+                         + ": train one with train.py" * (not found))
     splits = {split: [*named.values()] for split, named in splits.items()}
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.per_operator))
@@ -433,13 +434,13 @@ def main(argv=None):
         description="Evaluate trained models: one table per split.", usage=argparse.SUPPRESS)
     add = parser.add_argument
     add("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above "
-        "them (default: runs); where a run is there twice, the last counts")
+        "them (default: runs); of copies of a run, the last counts")
     add("--per-operator", action="store_true", help="add a line per operator that answers, and per "
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
     add("--attention", metavar="SET", help="print where each model looks in the first trial of "
-        "this test set, such as iid or depth3")
+        "this test set, such as depth3")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     args = parser.parse_args(argv)
     try:

@@ -177,7 +177,8 @@ FLAGS = {  # of settings: type or choices, and help
     "train_size": (between(1, 10 ** 9), "so many trials, again and again (default: all are new)"),
     "optimizer": (["muon", "adamw"], "muon for matrices of linear layers and adamw for the rest "
                   "(default), or adamw (default of rnn, gru, mlp and authors)"),
-    "lr": (between(1e-30, 1e30), f"AdamW's peak, a third of Muon's (default: {TRAINING['lr']})")}
+    "lr": (between(1e-30, 1e30), "AdamW's peak, and a third of Muon's "
+           f"(default: {TRAINING['lr']})")}
 
 
 def parse(argv):

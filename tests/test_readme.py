@@ -212,7 +212,7 @@ def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, caps
     ("tests/RESULTS.md", "distractor", ["iid", "distractors40"])])
 def test_rungs_have_the_numbers_of_their_runs(recorded, page, split, tests):
     """A numbered row holds the flags of its runs, and their accuracy."""
-    rows = re.findall(r"^\| \d+ \|[^`]*`([^`]*)`[^|]* \| (.*) \|$", PAGES[page], re.M)
+    rows = re.findall(r"^\| \d+b? \|[^`]*`([^`]*)`[^|]* \| (.*) \|$", PAGES[page], re.M)
     assert len(rows) > 5
     for flags, cells in rows:
         args = train.parse(["--split", split, "--device", "cpu", *flags.split()])[1]
