@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import math
 import statistics
@@ -24,14 +23,14 @@ from tqdm import tqdm
 import data
 
 TEST_TRIALS, RSA_TRIALS, FIT_TRIALS = 10_000, 500, 2_000  # per test set; to fit a decoder
-KEYS = {"config.json": {"split", "model", "settings", "seed", "steps", "model_args", "precision"},
+KEYS = {"config.json": {"split", "model", "settings", "seed", "model_args", "precision"},
         "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
 # Relative, for the six numbers of a fingerprint: three or more times what another CPU changes
 TOLERANCES = 1e-4, 1e-4, 1e-4, 1e-4, 1e-5, 2e-7
 
 
 class UsageError(ValueError):
-    """Shown as one line; every other exception keeps its traceback."""
+    """Shown as one line."""
 
 
 # ---- test sets and baselines --------------------------------------------------------------------
@@ -147,7 +146,8 @@ def check_code(config):
     """UsageError unless the code still computes what it did when a run was made."""
     import train  # not above, since train.py imports this file
     there, known = config.get("fingerprint"), inspect.signature(module_of(config["model"]).Model)
-    if not there or config["model_args"].keys() != known.parameters.keys():
+    if (not there or config["model_args"].keys() != known.parameters.keys()
+            or not train.TRAINING.keys() <= config.keys()):
         raise UsageError("it is a run of other code")
     here = train.fingerprint(config)
     if len(here) != len(there) or not all(  # NaN is not itself
@@ -169,10 +169,8 @@ def load(folder, device="cpu"):
     try:
         checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         model.load_state_dict(checkpoint["model"])
-    except FileNotFoundError as error:
-        raise UsageError("it has no checkpoint.pt") from error
     except Exception as error:  # any failure here means a bad file
-        raise UsageError("its checkpoint.pt is damaged") from error
+        raise UsageError("its checkpoint.pt is missing or damaged") from error
     return model.to(device).eval(), config
 
 
@@ -187,8 +185,7 @@ def predict(function, trials, device, precision="float32"):
 def score(model, split, n, device, precision):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
-    for subset in (bar := tqdm(result["tests"], unit=" test sets", leave=False, disable=n < 1000)):
-        bar.set_description(f"testing {split}: {subset}")
+    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=n < 1000):
         made, kinds, result["baselines"][subset] = test_set(split, subset, n)
         right = (predict(model, made, device, precision).argmax(1) == made.answer).float()
         result["accuracy"][subset] = right.mean().item()
@@ -237,7 +234,9 @@ def decoding(model, split, device):
     states = [predict(model.features, trials, device).double() for trials in made]
     for i, name in enumerate(("operator", "letter", "color")):  # of the root's token
         values = (trials.instruction[:, 0, i].long() for trials in made)
-        (x, y), *tests = [(x[y > 0], y[y > 0]) for x, y in zip(states, values)]  # 0: none asked
+        (x, y), *tests = sets = [(x[y > 0], y[y > 0]) for x, y in zip(states, values)]  # 0: none
+        if not all(len(y) for _, y in sets):
+            continue  # one of them never asks for it
         one_hot, mean = F.one_hot(y).double(), x.mean(0)
         matrix = torch.linalg.pinv(x - mean, rtol=1e-3) @ (one_hot - one_hot.mean(0))
         for where, (x, y) in zip(("in", "out"), tests):
@@ -272,7 +271,7 @@ def attention(model, split, subset, device):
                 hook = functools.partial(note, name=name)
                 hooks.enter_context(module.register_forward_hook(hook))
         predict(model, trial, device)
-    return "\n\n".join(text)
+    return "\n\n".join(text if len(text) > 1 else [*text, "This model has no Attention."])
 
 
 def mistakes(model, split, n, device, precision):

@@ -54,10 +54,8 @@ def build(config):
 def make_optimizers(model, name, lr):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest."""
-    matrices = [module.weight for module in model.modules()
-                if isinstance(module, torch.nn.Linear) and module is not model.readout]
-    if name == "adamw":
-        matrices = []
+    matrices = [module.weight for module in model.modules() if name == "muon"
+                and isinstance(module, torch.nn.Linear) and module is not model.readout]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     adamw = torch.optim.AdamW([{"params": others, "peak": lr}], weight_decay=0.01)
     if not matrices:
@@ -147,8 +145,8 @@ def log(config, folder, state, model):
 
 def fingerprint(config):
     """What a run computes, in six numbers: the losses of four training steps on few trials, at
-    rates from warm-up to the end, then the norms of the optimizers' momentum and of the weights.
-    Code that computes the same has the same fingerprint up to rounding (eval.TOLERANCES). That is
+    rates of the whole schedule, then the norms of the optimizers' momentum and of the weights. Code
+    that computes the same has the same fingerprint up to rounding (eval.TOLERANCES). The model is
     in float64, since AdamW makes steps of the rounding errors of tiny gradients; Muon's own steps
     are in bfloat16."""
     config = config | {"device": "cpu", "precision": "float32"}
@@ -216,11 +214,14 @@ def setting(text, parameters, model):
     if key not in parameters:
         known = [name for name in parameters if name not in FLAGS]
         raise UsageError(f"--set {text}: {model} has {', '.join(known) or 'nothing else to set'}")
-    kind = type(parameters[key].default)
+    default = parameters[key].default
+    kind = between(min(1, default), 10 ** 9) if type(default) is int else type(default)
     choices = (True, False) if kind is bool else typing.get_args(parameters[key].annotation)
     by_name = {str(choice): choice for choice in choices}  # of a Literal
     try:
         return key, by_name[value] if choices else kind(value)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{key} of {model} {error}") from error
     except (KeyError, ValueError, TypeError) as error:  # TypeError: the default is None
         wanted = " or ".join(by_name) or kind.__name__
         raise UsageError(f"{key} of {model} must be {wanted}, not {value!r}") from error
@@ -270,7 +271,8 @@ def check(config, module):
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:
-        module.Model(**config["model_args"])
+        with torch.device("meta"):  # which takes no memory
+            module.Model(**config["model_args"])
     except ValueError as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == module.__file__]

@@ -46,8 +46,6 @@ class Model(nn.Module):
 
     def __init__(self, dim=512, layers=2):
         super().__init__()
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, not {layers}")
         sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
         self.instruction = Rows((sizes + sizes[1:]) * LONGEST, dim)
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
@@ -58,8 +56,6 @@ class Model(nn.Module):
             nn.init.zeros_(module.bias)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        if (T := instruction.shape[1]) > LONGEST:
-            raise ValueError(f"it reads at most {LONGEST} instruction tokens (depth 9), not {T}")
         x = F.gelu(self.instruction(instruction.flatten(1)) + self.stimulus(stimulus.flatten(1)))
         for layer in self.layers:
             x = F.gelu(layer(x))

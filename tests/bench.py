@@ -10,11 +10,11 @@ import inspect
 import statistics
 import sys
 import time
+from itertools import repeat
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
@@ -64,21 +64,17 @@ def seconds(function):
 
 
 def seconds_per_step(models, batch):
-    """Median seconds of a training step of each model, taking turns: without its optimizers, and
-    with them."""
-    optimizers = [train.make_optimizers(model, "muon", 1e-3) for model in models]
+    """Median seconds of a training step of each model, taking turns."""
+    config = {"device": "cpu", "precision": "float32"}
+    runs = [train.learn(model, train.make_optimizers(model, "muon", 1e-3), repeat(batch), repeat(1),
+                        config) for model in models]
     times = [[] for _ in models]
     for _ in range(REPEATS + 2):
-        for model, of_model, found in zip(models, optimizers, times):
+        for run, found in zip(runs, times):
             start = time.process_time()
-            F.cross_entropy(model(batch.instruction, batch.stimulus), batch.answer).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            middle = time.process_time()
-            for optimizer in of_model:
-                optimizer.step()
-                optimizer.zero_grad()
-            found.append((middle - start, time.process_time() - start))
-    return [[statistics.median(part) for part in zip(*found[2:])] for found in times]
+            next(run)
+            found.append(time.process_time() - start)
+    return [statistics.median(found[2:]) for found in times]
 
 
 def main(argv=None):
@@ -94,20 +90,18 @@ def main(argv=None):
     for name, release in RELEASE.items():
         rate = TRIALS / seconds(lambda seed: data.trials(*name.split(), TRIALS, seed=seed))
         print(f"{name:24} {rate:7,.0f}   release {release:4}   {rate / release:4.0f} times as many")
-    print(f"\nA training step on {BATCH} trials of depth {args.depth}, in ms, without / with the "
-          "optimizers:")
+    print(f"\nA training step on {BATCH} trials of depth {args.depth}, in ms:")
     batch = data.trials("productive", f"depth{args.depth}", BATCH)
     for name in args.model:
         model = evaluation.module_of(name).Model()
         compact, every = seconds_per_step([model, with_all_cells(model)], batch)
-        print(f"{name:10} compact {1000 * compact[0]:6.1f} / {1000 * compact[1]:6.1f}   "
-              f"all cells {1000 * every[0]:6.1f} / {1000 * every[1]:6.1f}   "
-              f"{every[0] / compact[0]:4.1f} / {every[1] / compact[1]:3.1f} times as fast")
-    print(f"\nDrawing {BATCH} trials, in percent of a training step of sstfmr with optimizers:")
+        print(f"{name:10} compact {1000 * compact:6.1f}   all cells {1000 * every:6.1f}   "
+              f"{every / compact:4.1f} times as fast")
+    print(f"\nDrawing {BATCH} trials, in percent of a training step of sstfmr:")
     for depth, turn in (1, 0), (3, 1):  # the depths in turn
         drawing = seconds(lambda i: data.Batches("productive", BATCH, 0)[2 * i + turn])
         batch = data.trials("productive", f"depth{depth}", BATCH)
-        [_, step], = seconds_per_step([sstfmr.Model()], batch)
+        step, = seconds_per_step([sstfmr.Model()], batch)
         print(f"depth {depth}: {100 * drawing / step:4.1f} %")
 
 

@@ -38,6 +38,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import data  # noqa: E402
 from eval import (by_settings, hardest, in_distribution, percent, read, spearman,  # noqa: E402
                   table)
 
@@ -257,7 +258,8 @@ def main(argv=None):
     for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
         config = read(path.with_name("config.json"))
         name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
-        runs[name] = config, read(path)  # the same run in two folders is no second seed
+        if config["split"] in data.SPLITS:  # it may have been removed
+            runs[name] = config, read(path)  # the same run in two folders is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
     for (split, *_), run in runs.items():

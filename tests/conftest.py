@@ -1,10 +1,16 @@
-"""Options and the import path of the tests: `pytest` runs the fast ones, `pytest --slow` all."""
+"""Options, import path and small numbers of the tests. `pytest` runs the fast ones, `pytest --slow`
+all."""
 import pathlib
 import sys
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+import eval as evaluation  # noqa: E402
+import train  # noqa: E402
+
+evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = train.LOG_TRIALS = 50
+train.SAVE_EVERY = 3
 
 
 def pytest_addoption(parser):

@@ -30,6 +30,7 @@ WRONG = {  # flags of train.py, one by one, then together
     (evaluation, "", "no run to show in runs: train one"), (evaluation, "--plot", "expected"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
     (data, "--subset train", "needs --depth 1 or 3"), (data, "--depth 4", "needs --depth 1"),
+    (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
@@ -45,12 +46,6 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
 def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, new, says):
     monkeypatch.setitem(place, name, new)
     assert says in refusal(capsys, train, *TINY, "--split", "mine")[0]
-
-
-def test_flags_of_data_choose_its_trials(capsys):  # --export: test_oracle.py
-    data.main("--split systematic3 --subset train --depth 3 --n 2 --seed 5".split())
-    made = data.trials("systematic3", "train", 2, seed=5, depth=3)
-    assert capsys.readouterr().out == "\n\n\n".join(map(data.show, zip(*made))) + "\n"
 
 
 @pytest.mark.parametrize("program, tested", [

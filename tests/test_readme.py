@@ -31,6 +31,7 @@ COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.spli
             if line.startswith("python ") and not line.startswith("python -m pytest")]
 COMMANDS += [" ".join(command.split()) for command in
              re.findall(r"`python (?!-m pytest|\S+ second)([^`]+)`", TEXT.replace(SECTION, ""))]
+ROW_EVEN, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
 PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
@@ -41,12 +42,9 @@ MATPLOTLIB = importlib.util.find_spec("matplotlib")
 def test_commands_run(tmp_path, monkeypatch, capsys):
     """In this process, and smaller."""
     monkeypatch.chdir(tmp_path)
-    for module, name, value in (
-            (train, "LOG_TRIALS", 20), (evaluation, "TEST_TRIALS", 20), (bench, "REPEATS", 1),
-            (bench, "TRIALS", 20), (bench, "BATCH", 4), (evaluation, "RSA_TRIALS", 20),
-            (evaluation, "FIT_TRIALS", 20),
-            (train, "available", lambda: ["rnn", "looptfmr"])):  # what `--model all` stands for
-        monkeypatch.setattr(module, name, value)
+    for name, value in ("REPEATS", 1), ("TRIALS", 20), ("BATCH", 4):
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(train, "available", lambda: ["rnn", "looptfmr"])  # of `--model all`
     assert len(COMMANDS) > 10
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
@@ -61,8 +59,6 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
 def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys, block):
     folder = re.search(r'load\("(\S+)"\)', block)[1]
     monkeypatch.chdir(tmp_path)
-    for name in ("TEST_TRIALS", "RSA_TRIALS", "FIT_TRIALS"):
-        monkeypatch.setattr(evaluation, name, 20)
     train.main(["--model", folder.split("/")[2], "--steps", "1", "--batch-size", "2", "--device",
                 "cpu"])
     shutil.copytree(next(Path("runs").rglob("seed0")), folder)
@@ -75,8 +71,7 @@ def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys, block):
 
 
 def test_the_operator_in_the_readme_is_the_one_that_is_tested(monkeypatch):
-    block, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
-    monkeypatch.setattr(data, "OPERATORS", data.OPERATORS | eval("{" + block + "}", vars(data)))
+    monkeypatch.setattr(data, "OPERATORS", data.OPERATORS | eval("{" + ROW_EVEN + "}", vars(data)))
     pool = data.Pool(leaves=("RowEven",), conditions=("RowEven", "Exist"))
     monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset((pool,), depths=(3,))})
     made = data.trials("mine", "train", 300)
@@ -112,30 +107,10 @@ def test_edits_of_exercises_and_mutants_have_one_place():
         assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1 and old != new, old
 
 
-def copy(folder, changes):
-    """The repository in another folder, with (file, old, new) changed."""
-    for part in ("data.py", "eval.py", "train.py", "README.md", "models", "tests", ".github"):
-        copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copier(ROOT / part, folder / part)
-    for file, old, new in changes:
-        text = (folder / file).read_text(encoding="utf-8").replace(old, new, 1)
-        (folder / file).write_text(text, encoding="utf-8")
-
-
-def red(folder, *arguments):
-    """The names of the tests that fail there."""
-    out = subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=folder,
-                         capture_output=True, text=True).stdout
-    assert " passed" in out, out
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.M)
-    return {re.sub(r".*::|\[.*", "", name) for name in failed}
-
-
 IN_A_COPY = """
 import importlib, shlex, sys
-sys.path[:0] = [".", "tests"]
-import eval as evaluation, train
-train.LOG_TRIALS = evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = 20
+sys.path.insert(0, "tests")
+import conftest
 for command in sys.argv[1:]:
     program, *arguments = shlex.split(command)
     importlib.import_module(program.removesuffix(".py")).main(arguments)
@@ -147,7 +122,7 @@ for command in sys.argv[1:]:
 def test_exercises_can_be_done(tmp_path, text):
     """In a copy with their edits, their commands run. An edited model turns those tests red that
     say what it was."""
-    copy(tmp_path, edits(text))
+    mutants.copy(tmp_path, edits(text))
     commands = [" ".join([command, *SMALLER.get(command.split()[0], [])]) for command in
                 re.findall(r"`python ([^`]+)`", text) if not command.startswith("-m")]
     done = subprocess.run([sys.executable, "-c", IN_A_COPY, *commands], cwd=tmp_path,
@@ -155,7 +130,8 @@ def test_exercises_can_be_done(tmp_path, text):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("accuracy") >= len(commands)
     for file in {file for file, _, _ in edits(text) if file.startswith("models/")}:
-        assert red(tmp_path, "tests/test_models.py", "-k", f"{Path(file).stem} or copies") <= {
+        found = mutants.red(tmp_path, "tests/test_models.py", "-k", f"{Path(file).stem} or copies")
+        assert {re.sub(r".*::|\[.*", "", name) for name in found} <= {
             "test_classes_of_the_same_name_are_copies",
             "test_model_equals_its_copy_from_torch_modules", "test_compact_stimulus_is_exact",
             "test_attention_and_block_equal_torch", "test_absent_second_selectors_are_not_seen",
@@ -167,23 +143,21 @@ ADDED = """SPLITS = {
     "odd": {"train": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
             "test": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
             "far": Subset((Pool(leaves=("Exist", "GetShape")),), distractors=(60, 60))},"""
-ROW_EVEN = '''    "IfElse": Operator("", objects=()),
-    "RowEven": Operator("do the rows of the {} add up to an even number?",
-                        lambda cells: sum(row for row, column in cells) % 2 == 0),'''
 
 
 @pytest.mark.slow
 def test_what_a_student_adds_turns_nothing_red(tmp_path):
     """An operator, two splits, a test set and a model."""
-    copy(tmp_path, [
+    mutants.copy(tmp_path, [
         ("data.py", '"iid": Subset(),',
          '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'),
         ("data.py", "SPLITS = {", ADDED),
-        ("data.py", '    "IfElse": Operator("", objects=()),', ROW_EVEN)])
+        ("data.py", '"IfElse": Operator("", objects=()),',
+         '"IfElse": Operator("", objects=()),\n' + ROW_EVEN)])
     model = (ROOT / "models" / "gru.py").read_text()
     changed = model.replace("0.01 *", "0.02 *").replace("self.stimulus", "self.grid")
     (tmp_path / "models" / "lstm.py").write_text(changed)
-    assert red(tmp_path) == set()
+    assert not mutants.red(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -223,21 +197,12 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, split, tests):
         assert cells.split(" | ") == expected, flags
 
 
-def runs_of_this_code(recorded):
-    """The folders of one seed of every recorded setting."""
-    paths = sorted(recorded.glob("[!s]*/**/config.json"), reverse=True)  # not "second"
-    return {path.parents[1]: path.parent for path in paths}.values()
-
-
-def test_recorded_runs_have_a_fingerprint(recorded):
-    configs = [evaluation.read(folder / "config.json") for folder in runs_of_this_code(recorded)]
-    assert configs and all(len(config["fingerprint"]) == 6 for config in configs)
-
-
 @pytest.mark.slow
 def test_recorded_runs_are_of_this_code(recorded):
-    for folder in runs_of_this_code(recorded):
-        evaluation.check_code(evaluation.read(folder / "config.json"))
+    """One seed of every setting."""
+    paths = sorted(recorded.glob("[!s]*/**/config.json"), reverse=True)  # not "second"
+    for path in {path.parents[1]: path for path in paths}.values():
+        evaluation.check_code(evaluation.read(path))
 
 
 def test_every_table_of_results_names_its_command():

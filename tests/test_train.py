@@ -20,9 +20,6 @@ from eval import UsageError, available, check_code, module_of, read
 TINY = "--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --device cpu".split()
 TESTS, SSTFMR = list(data.SPLITS["systematic1"])[1:], module_of("sstfmr").Model
 HERE = Path(__file__).parent
-evaluation.TEST_TRIALS = train.LOG_TRIALS = 50  # in all tests beside these
-evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = 50
-train.SAVE_EVERY = 3
 
 
 def run(out, *flags):  # in this process -> the folders of all runs in `out`
@@ -76,6 +73,10 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     assert len(folders) == len(configs) == 4 * len(data.SPLITS) * len(available())
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model", "all"))
+    built = []  # without memory, before a run
+    monkeypatch.setattr(module_of("mlp"), "Model",
+                        lambda dim=8: built.append(torch.empty(dim).device.type))
+    assert configurations("--model", "mlp") and built == ["meta"]
     monkeypatch.setattr(module_of("rnn"), "TRAINING", {"lr": 0.25, "steps": 11})
     config, = configurations("--set", "tokens=operator", "read=root", "--set", "read=eos")
     assert config["settings"] == "readeos-tokensoperator"  # the last value, in one order
@@ -85,10 +86,11 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
 
 def test_set_is_typed_by_the_default():
     student = inspect.signature(lambda share=0.5, n=2, gate=True, kind="", none=None: 0).parameters
-    for text, value in ("share=1", 1.0), ("n=-3", -3), ("gate=False", False), ("kind=a=b", "a=b"):
+    for text, value in ("share=1", 1.0), ("n=3", 3), ("gate=False", False), ("kind=a=b", "a=b"):
         assert repr(train.setting(text, student, "mine")[1]) == repr(value)
-    for text in ("gate=0", "n=x", "none=3"):
-        with pytest.raises(UsageError, match=" of mine must be (True or False|int|NoneType), not"):
+    for text in ("gate=0", "n=x", "n=0", "none=3"):
+        with pytest.raises(UsageError, match=" of mine must be (True or False|an integer from 1 to "
+                                             "1000000000|NoneType), not"):
             train.setting(text, student, "mine")
 
 
@@ -117,7 +119,7 @@ def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flag
     assert (folder.parent.name == trained.parent.name) == (key in unnamed)
 
 
-def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
+def test_a_run_leaves_files_that_tell_all(tmp_path, capsys, monkeypatch):
     folder, = run(tmp_path)
     assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps6-batchsize8/seed0"
     assert {*contents(folder)} == {"config.json", "log.csv", "checkpoint.pt", "result.json", "lock"}
@@ -128,6 +130,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert [row[:2] for row in log] == [["2", "16"], ["4", "32"], ["6", "48"]]
     assert all(3 < float(row[2]) < 8 for row in log)  # ln 138 = 4.9
     before, out = contents(folder), capsys.readouterr().out
+    monkeypatch.setattr(train, "fit", None)
     run(tmp_path)  # is done
     assert contents(folder) == before and capsys.readouterr().out == out
     assert "Runs: 1, on cpu in float32." in out and "systematic1, accuracy in %" in out
@@ -221,11 +224,6 @@ OTHERS = [
      r"en the norms of momentum and weights. were( 5.25){6}, and now they are( \d[\d.]+){6};"),
     ("checkpoint.pt", "half", DAMAGED), ("checkpoint.pt", {"model": {}}, DAMAGED),
     ("checkpoint.pt", "csys\nexit\n(tR.", DAMAGED)]  # a pickle that calls sys.exit
-
-
-def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
-    monkeypatch.setattr(train, "fit", Mock(side_effect=AssertionError))
-    run(finished.parents[3])
 
 
 @pytest.mark.parametrize("file, content, says", OTHERS)
