@@ -55,7 +55,7 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("block", [block for _, block in BLOCKS if "evaluation.load" in block],
-                         ids=["notebook", "on the way"])
+                         ids=["notebook", "on the way", "a rule"])
 def test_the_notebook_lines_run(tmp_path, monkeypatch, capsys, block):
     folder = re.search(r'load\("(\S+)"\)', block)[1]
     monkeypatch.chdir(tmp_path)
