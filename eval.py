@@ -301,15 +301,18 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def by_settings(runs):
-    """Label of a model and its settings -> its results, one per seed."""
+def by_settings(runs, names=None):
+    """Label of a model and its settings, or else the next of `names` -> its results, one per seed.
+    UsageError where names and rows are not as many."""
     rows = {}
     for config, result in runs:
         rows.setdefault(f"{config['model']} ({config['settings']})", []).append(result)
-    return rows
+    if names and len({*names}) != len(rows):
+        raise UsageError(f"--names: {len(rows)} different names are needed, for {', '.join(rows)}")
+    return dict(zip(names, rows.values())) if names else rows
 
 
-def split_table(split, runs, per_operator=False):
+def split_table(split, runs, per_operator=False, names=None):
     """A row per model and settings, mean and spread over seeds. Runs are (config, result) pairs of
     one split."""
     baselines = {}
@@ -318,7 +321,7 @@ def split_table(split, runs, per_operator=False):
     columns = list(baselines)
     rows = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
             for name in max(baselines.values(), key=len)]
-    for label, results in by_settings(runs).items():
+    for label, results in by_settings(runs, names).items():
         label += f", {len(results)} seeds" if len(results) > 1 else ""
         rows.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in columns)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
@@ -332,10 +335,10 @@ COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", 
               "#8B8B00", "#7F3C8D")
 
 
-def plot(splits, path):
+def plot(splits, path, names=None):
     """Draws, for each split, accuracy by test set and learning curves: a numbered line per model
-    and settings, the spread over seeds shaded. Gray bands reach up to chance and to the last
-    baseline. UsageError where matplotlib is missing or cannot write."""
+    and settings, and a thin one per seed. Gray bands reach up to chance and to the last baseline.
+    UsageError where matplotlib is missing or cannot write."""
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display
     except ImportError as error:
@@ -349,19 +352,20 @@ def plot(splits, path):
             there = [i for i, column in enumerate(columns) if name in baselines[column]]
             band = [baselines[columns[i]][name] for i in there]
             left.fill_between(there, band, color=gray, label=name)
-        for i, (label, results) in enumerate(by_settings(runs).items()):
-            style = {"color": COLORBLIND[i % 9], "marker": "osD^v<>PXp"[i % 10], "markersize": 4}
-            values = torch.tensor([[r["accuracy"].get(c, math.nan) for c in columns]
-                                   for r in results])
-            left.plot(range(len(columns)), values.mean(0), label=f"{i + 1} {label}", **style)
-            left.fill_between(range(len(columns)), values.amin(0), values.amax(0), alpha=0.2,
-                              color=style["color"])
-            for log in (r["log"] for r in results):
-                right.plot([row["trials"] / 1000 for row in log], [row["train"] for row in log],
-                           **style)
-        left.set(title=split, ylabel="accuracy on the test set", ylim=(0, 1.02))
-        right.set(xlabel="training trials, thousands (a line per seed)", ylim=(0, 1.02),
-                  ylabel="accuracy in training")
+        for i, (label, results) in enumerate(by_settings(runs, names).items()):
+            mark = {"marker": "osD^v<>PXp"[i % 10], "markersize": 4, "label": f"{i + 1} {label}"}
+            accuracy = [[r["accuracy"].get(column, math.nan) for column in columns]
+                        for r in results]
+            train = [[row["train"] for row in r["log"]] for r in results]
+            trials = [row["trials"] / 1000 for row in results[0]["log"]]
+            for axis, x, seeds in (left, range(len(columns)), accuracy), (right, trials, train):
+                seeds = torch.tensor(seeds).T  # a column per seed
+                axis.plot(x, seeds, color=COLORBLIND[i % 9], linewidth=0.6)
+                axis.plot(x, seeds.mean(1), color=COLORBLIND[i % 9], **mark)
+        left.set(title=split, xlabel="test set (thin lines: seeds, thick lines: their mean)",
+                 ylabel="accuracy on the test set", ylim=(0, 1.02))
+        right.set(xlabel="training trials, thousands", ylabel="accuracy in training",
+                  ylim=(0, 1.02))
         right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="lower right")
     try:
         figure.savefig(path, dpi=150)
@@ -419,12 +423,12 @@ def evaluate(args):
                          + ": train one with train.py" * (not found))
     splits = {split: [*named.values()] for split, named in splits.items()}
     for split, runs in splits.items():
-        print("\n" + split_table(split, runs, args.per_operator))
+        print("\n" + split_table(split, runs, args.per_operator, args.names))
         for key in ("device", "precision", "tests"):
             if len({str((config | result).get(key)) for config, result in runs}) > 1:
                 print(f"These rows differ in {key}.")
     if args.plot:
-        plot(splits, args.plot)
+        plot(splits, args.plot, args.names)
         print(f"\nDrawn: {args.plot}")
 
 
@@ -440,6 +444,8 @@ def main(argv=None):
         "model got wrong, of 1,000 (default: 0)")
     add("--attention", metavar="SET", help="print where each model looks in the first trial of "
         "this test set, such as depth3")
+    add("--names", nargs="+", metavar="NAME", help="a name for each row of a table, in its order "
+        "(default: model and settings)")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     args = parser.parse_args(argv)
     try:

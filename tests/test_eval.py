@@ -155,7 +155,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
-        "--attention iid": "head 0"}
+        "--attention iid": "head 0", "--names mine": "| mine "}
 
 
 @pytest.mark.parametrize("flags", ADDS)
@@ -187,9 +187,11 @@ def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content
         assert not left_out or err.startswith("left out: ") and says in err
 
 
-def test_attention_is_to_a_test_set_of_the_split(finished, capsys):
+def test_flags_that_fit_no_run(finished, capsys):
     line, _ = refusal(capsys, evaluation, finished, "--attention", "depth3")
     assert "--attention: systematic1 has no test set 'depth3'" in line
+    line, = refusal(capsys, evaluation, finished, "--names", "a", "b")
+    assert "--names: 1 different names are needed, for sstfmr (dim16-" in line
 
 
 def test_plot(finished, tmp_path, capsys, monkeypatch):

@@ -22,15 +22,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = {page: (ROOT / page).read_text(encoding="utf-8") for page in
          ("README.md", "models/README.md", "tests/README.md", "tests/RESULTS.md")}
 README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
-TABLES = re.findall(r"^<!-- python (\S+) (.*) -->\n\n((?:\|.*\n)+)", TEXT, re.M)
-PICTURES = re.findall(r"^<!-- drawn by python (\S+) (.* --plot (\S+)) -->$", TEXT, re.M)
+TABLES = re.findall(r"((?:^\|.*\n)+)\n<sub>`python (\S+) (.*)`</sub>", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
             if line.startswith("python ") and not line.startswith("python -m pytest")]
 COMMANDS += [" ".join(command.split()) for command in
-             re.findall(r"`python (?!-m pytest|\S+ second)([^`]+)`", TEXT.replace(SECTION, ""))]
+             re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|second))([^`]+)`", TEXT.replace(SECTION, ""))]
 ROW_EVEN, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
@@ -169,15 +168,12 @@ def recorded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("program, arguments, table", [*TABLES, *PICTURES],
-                         ids=itertools.count())
-def test_tables_and_pictures_come_from_recorded_runs(recorded, monkeypatch, capsys, program,
-                                                     arguments, table):
-    """Pictures are only drawn."""
-    if "--plot" in arguments:
-        pytest.importorskip("matplotlib")
+@pytest.mark.parametrize("table, program, arguments", TABLES, ids=itertools.count())
+def test_tables_come_from_recorded_runs(recorded, monkeypatch, capsys, table, program, arguments):
+    """Each is printed by the command below it."""
     monkeypatch.chdir(recorded)
-    PROGRAMS[program].main(arguments.split())
+    arguments, *_ = [arguments] if MATPLOTLIB else arguments.split(" --plot")
+    PROGRAMS[program].main(shlex.split(arguments))
     assert table in capsys.readouterr().out
 
 
