@@ -209,21 +209,23 @@ def claims_table(splits):
 
 
 def summary_table(splits):
-    """A row per baseline and per model with its own settings, a column per split: accuracy on the
-    last test set in distribution, and on the last one out of it with its spread over seeds."""
+    """A row per baseline and per model with its own settings or the paper's order, a column per
+    split: accuracy on the last test set in distribution, and on the last one out of it with its
+    spread over seeds."""
     cells = {}  # (name, split) -> pairs of accuracies, one per seed
     for split, runs in splits.items():
         near, far = hardest(split)
         for config, result in runs:
-            if config["settings"] == "default" and {near, far} <= result["accuracy"].keys():
-                baselines, accuracy = result["baselines"], result["accuracy"]
+            baselines, accuracy, label = result["baselines"], result["accuracy"], config["model"]
+            if config["settings"] != "default":
+                label += f"[{config['settings']}]"
+            if label in {config["model"], *CROSS} - {"authors"} and {near, far} <= accuracy.keys():
                 for name, value in baselines[far].items():
                     cells[name, split] = [(baselines[near].get(name, 1), value)]
-                pair = accuracy[near], accuracy[far]
-                cells.setdefault((config["model"], split), []).append(pair)
+                cells.setdefault((label, split), []).append((accuracy[near], accuracy[far]))
     columns = list(dict.fromkeys(split for _, split in cells))
     models = {config["model"] for runs in splits.values() for config, _ in runs}
-    names = sorted({name for name, _ in cells}, key=lambda name: (name in models, name))
+    names = sorted({name for name, _ in cells}, key=lambda x: (x.partition("[")[0] in models, x))
     rows = [[name] for name in names]
     for row, split in itertools.product(rows, columns):
         near, far = zip(*cells.get((row[0], split), [(None, None)]))

@@ -119,6 +119,7 @@ def test_claim_5_is_a_rank_correlation(sign, expected):
 def test_three_tables_of_the_runs(tmp_path, capsys):
     """... which count none twice: one seed of sstfmr in two folders cannot be compared with."""
     runs = CROSS + 2 * fake("sstfmr", [0.5]) + fake("rnn", [0.5, 0.51], decoded=0.25)
+    runs += fake("rnn", [0.9], settings="dim64") + fake("authors", [0.9])
     for i, (config, result) in enumerate(runs):
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -128,7 +129,9 @@ def test_three_tables_of_the_runs(tmp_path, capsys):
     summary, states, verdicts = ([[cell.strip() for cell in line.split("|")[1:-1]]
                                   for line in table.splitlines()]
                                  for table in capsys.readouterr().out.strip().split("\n\n"))
-    assert ["rnn", "100.0 -> 50.5±0.7"] in summary and ["chance", "35.0 -> 35.0"] in summary
+    assert [row[0] for row in summary[2:]] == ["chance", "condition-blind", "crossattn[firstread]",
+                                               "perceiver", "rnn", "sstfmr"]
+    assert summary[2][1] == "35.0 -> 35.0" and summary[6][1] == "100.0 -> 50.5±0.7"
     state = "distractor rnn (default)", "0.20", "0.20", "50.0±0.0", "25.0±0.0", "50.5±0.7"
     assert [*state] in states
     assert verdicts[2][1] == "holds (2 of 2)"
