@@ -29,7 +29,7 @@ EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, fl
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
             if line.startswith("python ") and not line.startswith("python -m pytest")]
 COMMANDS += [" ".join(command.split()) for command in
-             re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|second))([^`]+)`", TEXT.replace(SECTION, ""))]
+             re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|deeper|second))([^`]+)`", TEXT.replace(SECTION, ""))]
 ROW_EVEN, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
@@ -196,7 +196,7 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, split, tests):
 @pytest.mark.slow
 def test_recorded_runs_are_of_this_code(recorded):
     """One seed of every setting."""
-    paths = sorted(recorded.glob("[!s]*/**/config.json"), reverse=True)  # not "second"
+    paths = sorted(recorded.glob("[fr]*/**/config.json"), reverse=True)  # fixed, recorded
     for path in {path.parents[1]: path for path in paths}.values():
         evaluation.check_code(evaluation.read(path))
 
