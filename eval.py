@@ -366,7 +366,7 @@ def plot(splits, path, names=None):
                  ylabel="accuracy on the test set", ylim=(0, 1.02))
         right.set(xlabel="training trials, thousands", ylabel="accuracy in training",
                   ylim=(0, 1.02))
-        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="lower right")
+        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="best")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
