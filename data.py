@@ -140,7 +140,7 @@ def draw(subset, depth, rng):
     Node that answers. ValueError where the rules can hardly be met."""
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
     inner = 2 ** (depth // 2) - 1
-    for attempt in range(10_000):  # rule 6: draw again
+    for attempt in range(10_000):  # until one keeps all rules
         if attempt % 20 == 0:  # operators rarely, since that favors those that need few pairs
             operators = rng.choices(pool.conditions, k=inner)
             operators += rng.choices(pool.leaves, k=inner + 1)

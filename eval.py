@@ -155,8 +155,8 @@ def check_code(config):
             for a, b, tolerance in zip(here, there, TOLERANCES)):
         then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
         raise UsageError("it is a run of other code: its first losses (then the norms of momentum "
-                         f"and weights) were {then}, and now they are {now}; undo the edit or "
-                         "choose another --out for train.py")
+                         f"and weights) were {then}, and now they are {now}; bring its code "
+                         "back, or choose another --out for train.py")
 
 
 def load(folder, device="cpu"):

@@ -28,8 +28,9 @@ SECTION = README.split("## Exercises")[1].split("\n## ")[0]
 EXERCISES = [" ".join(text.split()) for text in re.split(r"^\d+\. ", SECTION, flags=re.M)[1:]]
 COMMANDS = [line.split("#")[0][7:] for _, block in BLOCKS for line in block.splitlines()
             if line.startswith("python ") and not line.startswith("python -m pytest")]
-COMMANDS += [" ".join(command.split()) for command in
-             re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|deeper|second))([^`]+)`", TEXT.replace(SECTION, ""))]
+COMMANDS += [" ".join(command.split()) for command in  # not those below tables
+             re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|edited))([^`]+)`",
+                        TEXT.replace(SECTION, ""))]
 ROW_EVEN, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
@@ -199,6 +200,13 @@ def test_recorded_runs_are_of_this_code(recorded):
     paths = sorted(recorded.glob("[fr]*/**/config.json"), reverse=True)  # fixed, recorded
     for path in {path.parents[1]: path for path in paths}.values():
         evaluation.check_code(evaluation.read(path))
+
+
+def test_verdicts_are_those_of_the_judge():
+    verdict = r"(holds in part|holds|does not hold|cannot be judged)"
+    judged = dict(re.findall(rf"^\| (\d) [^|]*\| +{verdict}", PAGES["tests/RESULTS.md"], re.M))
+    assert dict(re.findall(rf"^(\d)\. \*[^*]*\*: {verdict}", README, re.M)) == judged
+    assert len(judged) == 9
 
 
 def test_every_table_of_results_names_its_command():
