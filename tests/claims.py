@@ -1,5 +1,5 @@
 """Judges the claims of three papers by the runs in a folder, by rules written before the runs.
-Before the verdicts it prints a table of the default models, and one of all hidden states.
+Before the verdicts it prints a table of the models that it judges, and one of their hidden states.
 
     python tests/claims.py runs
 
@@ -29,7 +29,6 @@ two seeds). Claim 7 asks it of every model, in its own settings, and split with 
 test set; claim 9 of the hypernetwork and the plain Transformer on held-out combinations.
 """
 import argparse
-import itertools
 import math
 import statistics
 import sys
@@ -39,8 +38,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
-from eval import (by_settings, hardest, in_distribution, percent, read, spearman,  # noqa: E402
-                  table)
+from eval import hardest, in_distribution, percent, read, spearman, table  # noqa: E402
 
 LEARNED = 0.95
 CROSS = "crossattn[firstread]", "perceiver"  # in the paper's order
@@ -83,11 +81,14 @@ def better(a, b):
     return statistics.mean(a) - statistics.mean(b) > quantile * square ** 0.5
 
 
+def name_of(config):
+    """model, or model[settings] where they are not its own."""
+    return config["model"] + f"[{config['settings']}]" * (config["settings"] != "default")
+
+
 def results_of(runs, name):
-    """The results of a model, `name` or `name[settings]`, one per seed."""
-    model, _, settings = name.rstrip("]").partition("[")
-    key = model, settings or "default"
-    return [result for config, result in runs if (config["model"], config["settings"]) == key]
+    """The results of a model by its name, one per seed."""
+    return [result for config, result in runs if name_of(config) == name]
 
 
 def accuracies(runs, test, name):
@@ -184,19 +185,29 @@ def decodable(splits, pairs):
 
 def released(runs):
     """The runs of models/authors.py as released, under our models' names."""
-    settings = {"dim512-architecturernn": "rnn", "dim512-architecturegru": "gru",
-                **{f"architecture{name}": name for name in ("sstfmr", "dstfmr", "perceiver")}}
-    names = {("authors", key): ("default", name) for key, name in settings.items()}
-    names["authors", "default"] = "firstread", "crossattn"
-    return [(config | dict(zip(("settings", "model"), names[key])), result)
-            for config, result in runs
-            if (key := (config["model"], config["settings"])) in names]
+    names = {"authors": ("crossattn", "firstread"),
+             **{f"authors[{size}architecture{model}]": (model, "default") for model, size in
+                {"rnn": "dim512-", "gru": "dim512-", "sstfmr": "", "dstfmr": "", "perceiver": ""}
+                .items()}}
+    return [(config | dict(zip(("model", "settings"), names[name_of(config)])), result)
+            for config, result in runs if name_of(config) in names]
+
+
+def ours(runs):
+    return [run for run in runs if run[0]["model"] != "authors"]
+
+
+def unchanged(runs):
+    """Name -> the results of models with their own settings or in the paper's order."""
+    names = sorted(name_of(config) for config, _ in runs
+                   if name_of(config) in (config["model"], *CROSS))
+    return {name: results_of(runs, name) for name in dict.fromkeys(names)}
 
 
 def claims_table(splits):
     """A row per claim, and a column for our models and for the authors'."""
     columns = []
-    for part in (lambda runs: [run for run in runs if run[0]["model"] != "authors"]), released:
+    for part in ours, released:
         chosen = {split: part(runs) for split, runs in splits.items()}
         pairs = [(split, model) for split in SYSTEMATIC for model in ("hypertfmr", "sstfmr")]
         columns.append({
@@ -209,47 +220,40 @@ def claims_table(splits):
 
 
 def summary_table(splits):
-    """A row per baseline and per model with its own settings or the paper's order, a column per
-    split: accuracy on the last test set in distribution, and on the last one out of it with its
-    spread over seeds."""
-    cells = {}  # (name, split) -> pairs of accuracies, one per seed
+    """A row per baseline and per model of `unchanged`, a column per split: accuracy on the last
+    test set in distribution, and on the last one out of it with its spread over seeds."""
+    rows = {baseline: {} for baseline in ("chance", "no binding", "condition-blind")}
     for split, runs in splits.items():
         near, far = hardest(split)
-        for config, result in runs:
-            baselines, accuracy, label = result["baselines"], result["accuracy"], config["model"]
-            if config["settings"] != "default":
-                label += f"[{config['settings']}]"
-            if label in {config["model"], *CROSS} - {"authors"} and {near, far} <= accuracy.keys():
-                for name, value in baselines[far].items():
-                    cells[name, split] = [(baselines[near].get(name, 1), value)]
-                cells.setdefault((label, split), []).append((accuracy[near], accuracy[far]))
-    columns = list(dict.fromkeys(split for _, split in cells))
-    models = {config["model"] for runs in splits.values() for config, _ in runs}
-    names = sorted({name for name, _ in cells}, key=lambda x: (x.partition("[")[0] in models, x))
-    rows = [[name] for name in names]
-    for row, split in itertools.product(rows, columns):
-        near, far = zip(*cells.get((row[0], split), [(None, None)]))
-        mean = percent(near).partition("±")[0]
-        row.append(mean and f"{mean} -> {percent(far)}")
-    header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in columns)]
-    return table(header, rows)
+        baselines = runs[0][1]["baselines"]
+        found = {name: [{near: baselines[near].get(name, 1), far: value}]
+                 for name, value in baselines[far].items()}
+        for name, results in unchanged(ours(runs)).items():
+            found[name] = [result["accuracy"] for result in results]
+        for name, accuracies in found.items():
+            mean, spread = (percent(a.get(test) for a in accuracies) for test in (near, far))
+            rows.setdefault(name, {})[split] = f"{mean.partition('±')[0]} -> {spread}"
+    header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in splits)]
+    return table(header, [[name, *(cells.get(split, "") for split in splits)]
+                          for name, cells in rows.items() if cells])
 
 
 def alignment_table(splits):
-    """A row per split, model and settings, means over seeds: how much hidden states are organized
-    like stimulus, instruction and answer, and what can be decoded from them (the mean share of
-    operator, letter and color), in and out of distribution."""
-    rows = []
+    """A row per split and model of `unchanged`, and of the authors' as released, means over seeds:
+    how much hidden states are organized like stimulus, instruction and answer, and what can be
+    decoded from them (the mean share of operator, letter and color), in and out of distribution."""
+    rows, (((_, first), *_), *_) = [], splits.values()
     for split, runs in splits.items():
-        for label, results in by_settings(runs).items():
-            parts = {part: [r["alignment"][part] for r in results]
-                     for part in results[0]["alignment"]}
-            means = (f"{statistics.mean(values):.2f}" for values in parts.values())
+        models = unchanged(ours(runs)).items()
+        theirs = (("authors' " + name, r) for name, r in unchanged(released(runs)).items())
+        for name, results in (*models, *theirs):
+            means = (f"{statistics.mean(r['alignment'][part] for r in results):.2f}"
+                     for part in first["alignment"])
             found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
             out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
-            rows.append([f"{split} {label}", *means, *found, out])
-    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
-    return table([*header, "accuracy out"], rows)
+            rows.append([f"{split}, {name}", *means, *found, out])
+    return table(["rank correlation of similarities with", *first["alignment"], "decoded in",
+                  "decoded out", "accuracy out"], rows)
 
 
 def main(argv=None):

@@ -132,6 +132,8 @@ def test_three_tables_of_the_runs(tmp_path, capsys):
     assert [row[0] for row in summary[2:]] == ["chance", "condition-blind", "crossattn[firstread]",
                                                "perceiver", "rnn", "sstfmr"]
     assert summary[2][1] == "35.0 -> 35.0" and summary[6][1] == "100.0 -> 50.5±0.7"
-    state = "distractor rnn (default)", "0.20", "0.20", "50.0±0.0", "25.0±0.0", "50.5±0.7"
+    state = "distractor, rnn", "0.20", "0.20", "50.0±0.0", "25.0±0.0", "50.5±0.7"
     assert [*state] in states
+    assert [row[0] for row in states[2:]] == [f"distractor, {name}" for name in (
+        "crossattn[firstread]", "perceiver", "rnn", "sstfmr", "authors' crossattn[firstread]")]
     assert verdicts[2][1] == "holds (2 of 2)"
