@@ -343,7 +343,7 @@ def plot(splits, path, names=None):
         from matplotlib.figure import Figure  # not pyplot, which looks for a display
     except ImportError as error:
         raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(9, 3.3 * len(splits)), layout="constrained")
+    figure = Figure(figsize=(11, 3.3 * len(splits)), layout="constrained")
     axes = figure.subplots(len(splits), 2, squeeze=False)
     for (split, runs), (left, right) in zip(splits.items(), axes):
         columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
@@ -366,7 +366,8 @@ def plot(splits, path, names=None):
                  ylabel="accuracy on the test set", ylim=(0, 1.02))
         right.set(xlabel="training trials, thousands", ylabel="accuracy in training",
                   ylim=(0, 1.02))
-        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="best")
+        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="center left",
+                     bbox_to_anchor=(1, 0.5))
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
