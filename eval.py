@@ -154,9 +154,9 @@ def check_code(config):
             math.isclose(a, b, rel_tol=tolerance) or a != a and b != b
             for a, b, tolerance in zip(here, there, TOLERANCES)):
         then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
-        raise UsageError("it is a run of other code: its first losses (then the norms of momentum "
-                         f"and weights) were {then}, and now they are {now}; bring its code "
-                         "back, or choose another --out for train.py")
+        raise UsageError("it is a run of other code: bring its code back, or choose another --out "
+                         "for train.py (its first losses, then the norms of momentum and weights, "
+                         f"were {then}, and now they are {now})")
 
 
 def load(folder, device="cpu"):

@@ -64,7 +64,8 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("agree.append(statistics.mean(a) >= LEARNED)", "agree.append(True)"),
         ('elif not name.startswith("mlp") and (', "elif ("),
         ("if len(found) > 1 and None not in found:", "if None not in found:"),
-        ('names["authors", "default"] = "firstread"', 'names["authors", "default"] = "default"')],
+        ('{"authors": ("crossattn", "firstread")', '{"authors": ("crossattn", "default")'),
+        ("if name_of(config) in (config", "if config['model'] in (config")],
     ("train.py", "tests/test_train.py"): [
         ('"peak": MUON_RATIO * lr', '"peak": lr'),
         ('group["peak"] * share', 'group["peak"]'),

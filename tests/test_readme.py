@@ -32,6 +32,7 @@ COMMANDS += [" ".join(command.split()) for command in  # not those below tables
              re.findall(r"`python (?!-m pytest|\S+ (?:recorded|fixed|edited))([^`]+)`",
                         TEXT.replace(SECTION, ""))]
 ROW_EVEN, = (block for _, block in BLOCKS if block.startswith('"RowEven"'))
+ROWS, = re.findall(r'`("rows": .*?\})`', " ".join(README.split()))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
 PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
@@ -81,7 +82,7 @@ def test_the_operator_in_the_readme_is_the_one_that_is_tested(monkeypatch):
 
 def test_the_picture_is_of_the_trial_that_its_command_prints():
     instruction, stimulus, answer = next(zip(*data.trials("productive", "depth3", 1)))
-    assert "`python data.py --subset depth3 --n 1` prints that trial" in " ".join(README.split())
+    assert "`python data.py --subset depth3 --n 1` prints the trial in the picture" in README
     svg = (ROOT / ".github" / "trial.svg").read_text()
     drawn = {(int(y) // 34, int(x) // 34): (letter, color) for x, y, color, letter in
              re.findall(r'x="(\d+)" y="(\d+)" class="object (\w+)">(\w)<', svg)}
@@ -123,6 +124,8 @@ def test_exercises_can_be_done(tmp_path, text):
     """In a copy with their edits, their commands run. An edited model turns those tests red that
     say what it was."""
     mutants.copy(tmp_path, edits(text))
+    for old, new in re.findall(r"Copy `(\S+)` to `(\S+)`", text):
+        shutil.copy(tmp_path / old, tmp_path / new)
     commands = [" ".join([command, *SMALLER.get(command.split()[0], [])]) for command in
                 re.findall(r"`python ([^`]+)`", text) if not command.startswith("-m")]
     done = subprocess.run([sys.executable, "-c", IN_A_COPY, *commands], cwd=tmp_path,
@@ -139,7 +142,6 @@ def test_exercises_can_be_done(tmp_path, text):
 
 
 ADDED = """SPLITS = {
-    "easy": {"train": Subset(), "iid": Subset(), "more": Subset(distractors=(9, 9))},
     "odd": {"train": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
             "test": Subset((Pool(("RowEven", "GetShape")),), (3,), (2, 4)),
             "far": Subset((Pool(leaves=("Exist", "GetShape")),), distractors=(60, 60))},"""
@@ -151,7 +153,7 @@ def test_what_a_student_adds_turns_nothing_red(tmp_path):
     mutants.copy(tmp_path, [
         ("data.py", '"iid": Subset(),',
          '"iid": Subset(), "distractors60": Subset(distractors=(60, 60)),'),
-        ("data.py", "SPLITS = {", ADDED),
+        ("data.py", "SPLITS = {", f"{ADDED}\n    {ROWS},"),
         ("data.py", '"IfElse": Operator("", objects=()),',
          '"IfElse": Operator("", objects=()),\n' + ROW_EVEN)])
     model = (ROOT / "models" / "gru.py").read_text()

@@ -220,8 +220,8 @@ def test_rounding_is_no_other_code(model):  # nor are other instruction sets and
 DAMAGED = "its checkpoint.pt is damaged or another model's: remove the folder to begin anew$"
 OTHERS = [
     ("config.json", {"lr": 0.5}, r"another run stands there \(lr is 0.5 there, 0.001 here\): "),
-    ("config.json", {"fingerprint": 6 * [5.25]}, r"it is a run of other code: its first losses .th"
-     r"en the norms of momentum and weights. were( 5.25){6}, and now they are( \d[\d.]+){6};"),
+    ("config.json", {"fingerprint": 6 * [5.25]}, "it is a run of other code: bring its code back.*"
+     r" were( 5.25){6}, and now they are( \d[\d.]+){6}\)$"),
     ("checkpoint.pt", "half", DAMAGED), ("checkpoint.pt", {"model": {}}, DAMAGED),
     ("checkpoint.pt", "csys\nexit\n(tR.", DAMAGED)]  # a pickle that calls sys.exit
 
