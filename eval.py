@@ -444,7 +444,7 @@ def main(argv=None):
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
     add("--attention", metavar="SET", help="print where each model looks in the first trial of "
-        "this test set, such as depth3")
+        "this test set, such as depth3, with the weight in percent")
     add("--names", nargs="+", metavar="NAME", help="a name for each row of a table, in its order "
         "(default: model and settings)")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")

@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
         self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
-    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), to be added -> (B, H, N, M)
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
@@ -132,7 +132,7 @@ class Encoder(nn.Module):  # with `read`, the last block returns that token alon
         super().__init__()
         self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
 
-    def forward(self, x, bias):  # (B, N, C), to be added -> (B, N or 1, C)
+    def forward(self, x, bias):  # (B, N, C), attention bias -> (B, N or 1, C)
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
         return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
         self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
-    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), to be added -> (B, H, N, M)
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
@@ -137,7 +137,7 @@ class Model(nn.Module):
             self.register_buffer("scores", torch.full((2, 5, 1), -math.inf), persistent=False)
             self.scores[0, SELF] = self.scores[1, [LEFT, RIGHT]] = 0
 
-    def view(self, O):  # -> (H or 1, 2 O, 3 O), to be added to scores
+    def view(self, O):  # -> (H or 1, 2 O, 3 O), attention bias
         tokens, answers = self.scores[:, relations(O)]  # (O, O, H or 1)
         # Rows: first tokens, second tokens. Columns: these, and answers
         return torch.cat([tokens.repeat(2, 2, 1), answers.repeat(2, 1, 1)], 1).permute(2, 0, 1)

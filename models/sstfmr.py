@@ -98,7 +98,7 @@ class Attention(nn.Module):
         self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
         self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
-    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), to be added -> (B, H, N, M)
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
