@@ -185,10 +185,10 @@ def decodable(splits, pairs):
 
 def released(runs):
     """The runs of models/authors.py as released, under our models' names."""
-    names = {"authors": ("crossattn", "firstread"),
-             **{f"authors[{size}architecture{model}]": (model, "default") for model, size in
-                {"rnn": "dim512-", "gru": "dim512-", "sstfmr": "", "dstfmr": "", "perceiver": ""}
-                .items()}}
+    names = {"authors": ("crossattn", "firstread")}
+    for settings in ("dim512-architecturernn", "dim512-architecturegru", "architecturesstfmr",
+                     "architecturedstfmr", "architectureperceiver"):
+        names[f"authors[{settings}]"] = settings.partition("architecture")[2], "default"
     return [(config | dict(zip(("model", "settings"), names[name_of(config)])), result)
             for config, result in runs if name_of(config) in names]
 
@@ -199,9 +199,9 @@ def ours(runs):
 
 def unchanged(runs):
     """Name -> the results of models with their own settings or in the paper's order."""
-    names = sorted(name_of(config) for config, _ in runs
-                   if name_of(config) in (config["model"], *CROSS))
-    return {name: results_of(runs, name) for name in dict.fromkeys(names)}
+    names = {name_of(config) for config, _ in runs
+             if name_of(config) in (config["model"], *CROSS)}
+    return {name: results_of(runs, name) for name in sorted(names)}
 
 
 def claims_table(splits):
@@ -230,9 +230,9 @@ def summary_table(splits):
                  for name, value in baselines[far].items()}
         for name, results in unchanged(ours(runs)).items():
             found[name] = [result["accuracy"] for result in results]
-        for name, accuracies in found.items():
-            mean, spread = (percent(a.get(test) for a in accuracies) for test in (near, far))
-            rows.setdefault(name, {})[split] = f"{mean.partition('±')[0]} -> {spread}"
+        for name, seeds in found.items():
+            left, right = (percent(seed.get(test) for seed in seeds) for test in (near, far))
+            rows.setdefault(name, {})[split] = f"{left.partition('±')[0]} -> {right}"
     header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in splits)]
     return table(header, [[name, *(cells.get(split, "") for split in splits)]
                           for name, cells in rows.items() if cells])
@@ -242,18 +242,18 @@ def alignment_table(splits):
     """A row per split and model of `unchanged`, and of the authors' as released, means over seeds:
     how much hidden states are organized like stimulus, instruction and answer, and what can be
     decoded from them (the mean share of operator, letter and color), in and out of distribution."""
-    rows, (((_, first), *_), *_) = [], splits.values()
+    rows, parts = [], next(iter(splits.values()))[0][1]["alignment"]
     for split, runs in splits.items():
         models = unchanged(ours(runs)).items()
         theirs = (("authors' " + name, r) for name, r in unchanged(released(runs)).items())
         for name, results in (*models, *theirs):
             means = (f"{statistics.mean(r['alignment'][part] for r in results):.2f}"
-                     for part in first["alignment"])
+                     for part in parts)
             found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
             out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
             rows.append([f"{split}, {name}", *means, *found, out])
-    return table(["rank correlation of similarities with", *first["alignment"], "decoded in",
-                  "decoded out", "accuracy out"], rows)
+    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
+    return table([*header, "accuracy out"], rows)
 
 
 def main(argv=None):
