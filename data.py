@@ -14,12 +14,17 @@ A trial asks one question about a grid of colored letters. The question is a tre
 
 Differs from the reference release: 1) every trial is well posed; 2) companions of Exist and decoys
 close two shortcuts; 3) the held-out pairs of systematic1 are held out; 4) systematic3 also trains
-single operators, which contain no pair; 5) one depth per batch; 6) tokens are integers.
+single operators, which contain no pair; 5) one depth per batch; 6) tokens are integers. Each split
+has a twin, such as productive_release, that follows the release in 2) and 4).
 """
 import argparse
 import contextlib
+import itertools
 import math
+import os
+import pathlib
 import random
+import sys
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -27,17 +32,24 @@ import torch
 
 SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 letters, as in the release's splits
 COLOR_NAMES = "red green blue yellow purple orange white pink cyan brown".split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CELLS = [(row, column) for row in range(GRID) for column in range(GRID)]
 PAIRS = [(shape, color) for shape in range(SHAPES) for color in range(COLORS)]
 ANSWERS = ["True", "False", *(f"row {row}, column {column}" for row, column in CELLS),
-           *"abcdefghijklmnopqrstuvwxyz", *COLOR_NAMES]
-TRUE, FALSE, FIRST_CELL, FIRST_SHAPE, FIRST_COLOR, CLASSES = 0, 1, 2, 102, 128, len(ANSWERS)
+           *LETTERS, *COLOR_NAMES]
+TRUE, FALSE, FIRST_CELL, CLASSES = 0, 1, 2, len(ANSWERS)
+FIRST_SHAPE = FIRST_CELL + len(CELLS)
+FIRST_COLOR = FIRST_SHAPE + len(LETTERS)
+
+
+class UsageError(ValueError):
+    """What somebody has written wrong, in one line."""
 
 
 class Operator(NamedTuple):
     """A question about objects, {}. For a question about places, holds(cells) says whether it is
-    True of the cells (row, column) of its objects. `objects` are the numbers of objects that it may
-    ask about, one or two; depth 1 uses the first."""
+    True of the cells of its objects, a tuple of (row, column). `objects` are the numbers of objects
+    that it may ask about, one or two; depth 1 uses the first."""
     question: str
     holds: Callable | None = None
     objects: tuple = (1, 2)
@@ -58,6 +70,7 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
                            lambda cells: math.prod(map(math.prod, cells)) % 2 == 1),
     "IfElse": Operator("", objects=()),
 }
+GETS = "GetLocation", "GetColor", "GetShape"
 IF_ELSE = [*OPERATORS].index("IfElse") + 1
 
 
@@ -74,10 +87,14 @@ class Pool(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """A set of trials: the pools, the depths, the least and the largest number of distractors."""
+    """A set of trials: the pools, the depths, the least and the largest number of distractors.
+    With shortcuts, as in the release, there are no companions and no decoys (rules 3 and 5). The
+    object of a False Exist is merely absent, and distractors lie anywhere. So the letters, colors
+    and cells that are taken give many answers away."""
     pools: tuple = (Pool(),)
     depths: tuple = (1,)
     distractors: tuple = (1, 5)
+    shortcuts: bool = False
 
 
 LOW, HIGH = range(SHAPES // 2), range(SHAPES // 2, SHAPES)  # halves of shapes, and of colors
@@ -101,24 +118,50 @@ SPLITS = {  # split -> {"train": its training trials, then test sets, in distrib
     "productive": {"train": Subset(depths=(1, 3)),
                    **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
 }
+SPLITS |= {f"{split}_release": {name: sets[name]._replace(shortcuts=True) for name in sets}
+           for split, sets in SPLITS.items()}
+SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  # depth 3 alone
 
 
 def check(subset):
-    """ValueError, in a sentence, for what is easily written wrong in a Subset."""
-    pools, depths, number = subset
+    """ValueError, in a sentence, for what is easily written wrong in a Subset or in an Operator."""
+    pools, depths, number, shortcuts = subset
     if not (isinstance(pools, tuple) and pools and all(isinstance(pool, Pool) for pool in pools)):
-        raise ValueError(f"pools must be a tuple of Pools, such as (Pool(),), not {pools!r}")
+        raise UsageError(f"pools must be a tuple of Pools, such as (Pool(),), not {pools!r}")
     if not (isinstance(number, tuple) and [*map(type, number)] == [int, int]
-            and 1 <= number[0] <= number[1] <= 99):
-        raise ValueError(f"distractors must be two integers from 1 to 99 in order, not {number!r}")
+            and 1 <= number[0] <= number[1] < len(CELLS)):
+        raise UsageError(f"distractors must be two integers from 1 to {len(CELLS) - 1} in order, "
+                         f"not {number!r}")
+    if not isinstance(shortcuts, bool):
+        raise UsageError(f"shortcuts must be True or False, not {shortcuts!r}")
     leaves = [name for name in OPERATORS if name != "IfElse"]
-    conditions = [name for name in leaves if name == "Exist" or OPERATORS[name].holds]
+    conditions = [name for name in leaves if name not in GETS]
     fields = [("depths", depths, (1, 3, 5, 7, 9))]
     for pool in pools:
         fields += zip(Pool._fields, pool, (leaves, conditions, range(SHAPES), range(COLORS)))
     for field, value, allowed in fields:
         if not (isinstance(value, (tuple, range)) and len({*value} & {*allowed}) == len(value) > 0):
-            raise ValueError(f"{field} must be a tuple of some of {*allowed,}, not {value!r}")
+            raise UsageError(f"{field} must be a tuple of some of {*allowed,}, not {value!r}")
+    for pool in pools:
+        for name in pool.leaves + pool.conditions:
+            check_operator(name)
+
+
+def check_operator(name):
+    """ValueError, in a sentence, for what is easily written wrong in an Operator."""
+    _, holds, objects = OPERATORS[name]
+    if objects not in ((1,), (2,), (1, 2), (2, 1)):
+        raise UsageError(f"operator {name}: objects must be (1,), (2,) or (1, 2), not {objects!r}")
+    if name == "Exist" or name in GETS:
+        return
+    for number, truth, i in itertools.product(objects, (True, False), range(50)):
+        try:
+            draw_cells(holds, truth, number, CELLS, True, random.Random(i))  # True: without a decoy
+        except RunOut:
+            raise UsageError(f"operator {name} is hardly ever {truth} of {number} cell(s)")
+        except Exception as error:
+            raise UsageError(f"operator {name}: holds must be a function of a tuple of {number} "
+                             f"cell(s), but raises {error!r}")
 
 
 # ---- drawing a trial by the rules of the README -------------------------------------------------
@@ -140,33 +183,46 @@ def draw(subset, depth, rng):
     Node that answers. ValueError where the rules can hardly be met."""
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
     inner = 2 ** (depth // 2) - 1
+    options = 1 if depth == 1 else 2  # at depth 1, the first number of objects is the only one
     for attempt in range(10_000):  # until one keeps all rules
-        if attempt % 20 == 0:  # operators rarely, since that favors those that need few pairs
+        if attempt % 20 == 0:  # not each time: trees that need many pairs fail, and would be rare
             operators = rng.choices(pool.conditions, k=inner)
             operators += rng.choices(pool.leaves, k=inner + 1)
-            sizes = [rng.choice(OPERATORS[operator].objects[:depth]) for operator in operators]
+            sizes = [rng.choice(OPERATORS[name].objects[:options]) for name in operators]
         with contextlib.suppress(RunOut):
-            pairs, spare = draw_pairs(operators, sizes, pool, rng)
+            pairs, spare = draw_pairs(operators, sizes, pool, subset.shortcuts, rng)
             truths = [rng.random() < 0.5 for _ in operators]  # rule 4
             tree, path = [*map(Node, operators, pairs, truths)], [0]
             while (left := 2 * path[-1] + 1) < len(tree):
                 path.append(left if truths[path[-1]] else left + 1)
-            grid = draw_grid(tree, path, rng.choices(spare, k=number), rng)
+            distractors = rng.choices(spare, k=number)
+            grid = draw_grid(tree, path, distractors, subset.shortcuts, rng)
             return tree, grid, tree[path[-1]]
-    raise ValueError(f"at depth {depth} with {number} distractors, cells or pairs run out or an "
+    raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out or an "
                      f"operator is hardly ever True or False: {pool}")
 
 
-def draw_pairs(operators, sizes, pool, rng):
-    """Rules 1 and 3: the pairs of each operator, and the pairs that are left for distractors. No
-    selector may match an object of another operator."""
-    matched, placed, pairs = set(), set(), {}  # by a selector so far; perhaps on the grid so far
-    for kinds in ("GetColor", "GetShape"), ("Exist",):  # they need more pairs than they ask about
-        for i in (i for i, operator in enumerate(operators) if operator in kinds):
-            pairs[i], match, place = draw_reserving(operators[i], matched, placed, pool, rng)
-            matched |= match
-            placed |= place
-    others = [i for i in range(len(operators)) if i not in pairs]
+def draw_pairs(operators, sizes, pool, shortcuts, rng):
+    """Rules 1 and 3: the pairs of each operator, and the pairs that are left for distractors.
+
+    No selector may match an object of another operator. `matched` are the pairs that selectors
+    match so far, `placed` those that may be on the grid. For example, GetColor(b) matches each b,
+    and places a red b. Exist(blue c) matches the blue c alone. Its companion is a pink d, so it
+    places blue c and pink d, or pink c and blue d. If one of them were a b, it is drawn again."""
+    matched, placed, pairs = set(), set(), {}
+    first = [i for i, operator in enumerate(operators) if operator in ("GetColor", "GetShape")]
+    if not shortcuts:
+        first += [i for i, operator in enumerate(operators) if operator == "Exist"]
+    for i in first:  # they need more pairs than they ask about
+        for _ in range(100):
+            pairs[i], match, place = draw_greedy(operators[i], pool, rng)
+            if match.isdisjoint(placed) and place.isdisjoint(matched):
+                break
+        else:  # none of the hundred would do
+            raise RunOut
+        matched |= match
+        placed |= place
+    others = [i for i in range(len(operators)) if i not in first]
     free = [(shape, color) for shape in pool.shapes for color in pool.colors
             if (shape, color) not in matched and (shape, color) not in placed]
     if len(free) < sum(sizes[i] for i in others):
@@ -175,73 +231,71 @@ def draw_pairs(operators, sizes, pool, rng):
     for i in others:
         pairs[i] = [free.pop() for _ in range(sizes[i])]
         matched.update(pairs[i])
-    if not (spare := [pair for pair in PAIRS if pair not in matched]):
+    spare = [pair for pair in PAIRS if pair not in matched]
+    if not spare:
         raise RunOut
-    return [pairs[i] for i in sorted(pairs)], spare
+    return [pairs[i] for i in range(len(operators))], spare
 
 
-def draw_reserving(operator, matched, placed, pool, rng):
-    """The pairs of a GetColor, a GetShape or an Exist, what its selector matches, and what it may
-    place on the grid."""
-    for _ in range(100):
-        shape, color = asked = rng.choice(pool.shapes), rng.choice(pool.colors)
-        pairs, match, place = [asked], {asked}, {asked}
-        if operator == "GetColor":
-            match = {(shape, any_color) for any_color in range(COLORS)}
-        elif operator == "GetShape":
-            match = {(any_shape, color) for any_shape in range(SHAPES)}
-        else:
-            pairs.append(((shape + rng.randrange(1, SHAPES)) % SHAPES,  # the companion: another
-                          (color + rng.randrange(1, COLORS)) % COLORS))  # shape, another color
-            place = {*pairs, *swapped(pairs)}
-        if match.isdisjoint(placed) and place.isdisjoint(matched):
-            return pairs, match, place
-    raise RunOut
+def draw_greedy(operator, pool, rng):
+    """The pairs of a GetColor, a GetShape, or an Exist with its companion; the pairs that its
+    selector matches; the pairs that it may place on the grid."""
+    shape, color = asked = rng.choice(pool.shapes), rng.choice(pool.colors)
+    if operator == "GetColor":
+        return [asked], {(shape, any_color) for any_color in range(COLORS)}, {asked}
+    if operator == "GetShape":
+        return [asked], {(any_shape, color) for any_shape in range(SHAPES)}, {asked}
+    shape2 = (shape + rng.randrange(1, SHAPES)) % SHAPES  # another shape
+    color2 = (color + rng.randrange(1, COLORS)) % COLORS  # another color
+    place = {(shape, color), (shape2, color2), (shape, color2), (shape2, color)}
+    return [asked, (shape2, color2)], {asked}, place
 
 
-def swapped(pairs):  # two pairs with their colors exchanged
-    return [(pairs[0][0], pairs[1][1]), (pairs[1][0], pairs[0][1])]
-
-
-def draw_grid(tree, path, distractors, rng):
-    """Rules 2, 3 and 5: {cell: (shape, color)} of all objects."""
+def draw_grid(tree, path, distractors, shortcuts, rng):
+    """Rules 2, 3 and 5: {cell: (shape, color)} of all objects. Operators on the path get their
+    cells and decoys first, from the leaf to the root."""
     if sum(len(node.pairs) for node in tree) + len(distractors) > len(CELLS):
         raise RunOut
     grid, anywhere = {}, []
-    for i in [*reversed(path), *(i for i in range(len(tree)) if i not in path)]:
+    for i in path[::-1] + [i for i in range(len(tree)) if i not in path]:
         operator, pairs, truth = tree[i]
-        if OPERATORS[operator].holds:
+        if holds := OPERATORS[operator].holds:
             free = [cell for cell in CELLS if cell not in grid]
-            cells, decoy = draw_cells(OPERATORS[operator].holds, truth, len(pairs), free, rng)
+            cells, decoy = draw_cells(holds, truth, len(pairs), free, shortcuts, rng)
             grid.update(zip(cells, pairs))
             if distractors:
                 grid[decoy] = distractors.pop()
-        else:
-            anywhere += swapped(pairs) if operator == "Exist" and not truth else pairs
+        elif truth or operator != "Exist":
+            anywhere += pairs
+        elif not shortcuts:
+            (shape, color), (shape2, color2) = pairs
+            anywhere += [(shape, color2), (shape2, color)]
     anywhere += distractors
     free = [cell for cell in CELLS if cell not in grid]
     grid.update(zip(rng.sample(free, len(anywhere)), anywhere))
     return grid
 
 
-def draw_cells(holds, truth, number, free, rng):
+def draw_cells(holds, truth, number, free, shortcuts, rng):
     """Rule 5: cells of objects that give the drawn truth, and a decoy's cell from which one object
-    would reverse it. Which one is drawn by lot: else one object alone would decide a product."""
+    would reverse it. Which one is drawn by lot: else one object alone would decide a product. With
+    shortcuts, the decoy may lie anywhere, like any distractor."""
     replaced = rng.randrange(number)
     for _ in range(300):
-        *cells, decoy = rng.choices(free, k=number + 1)
-        others = [*cells[:replaced], decoy, *cells[replaced + 1:]]
-        distinct = len({*cells, decoy}) == number + 1
-        if distinct and bool(holds(cells)) == truth and bool(holds(others)) != truth:
-            return cells, decoy
+        drawn = rng.choices(free, k=number + 1)
+        cells, decoy = tuple(drawn[:number]), drawn[number]
+        others = cells[:replaced] + (decoy,) + cells[replaced + 1:]
+        if len({*drawn}) == number + 1 and bool(holds(cells)) == truth:
+            if shortcuts or bool(holds(others)) != truth:
+                return cells, decoy
     raise RunOut
 
 
 # ---- trials as numbers --------------------------------------------------------------------------
 
 class Trials(NamedTuple):
-    instruction: torch.Tensor  # (n, T, 5) int32
-    stimulus: torch.Tensor  # (n, 100, 2) int32
+    instruction: torch.Tensor  # (n, T, 5) int64
+    stimulus: torch.Tensor  # (n, 100, 2) int64
     answer: torch.Tensor  # (n,) int64
 
 
@@ -254,18 +308,27 @@ def encode(tree, grid, answering):
             token += [0 if operator == "GetShape" else shape + 1,
                       0 if operator == "GetColor" else color + 1]
         tokens.append(token + [0] * (5 - len(token)))
-    for width in (1, 2, 4, 8, 16):
-        instruction += tokens[width - 1:2 * width - 1]
-        instruction += [[IF_ELSE, 0, 0, 0, 0]] * width if len(tokens) >= 2 * width else []
-    stimulus = np.zeros((len(CELLS), 2), np.int32)
+    width = 1  # of a level of the tree: 1, 2, 4, ... operators
+    while tokens:
+        instruction += tokens[:width]
+        tokens = tokens[width:]
+        if tokens:
+            instruction += [[IF_ELSE, 0, 0, 0, 0]] * width
+        width *= 2
+    stimulus = np.zeros((len(CELLS), 2), np.int64)
     for (row, column), (shape, color) in grid.items():
         stimulus[GRID * row + column] = shape + 1, color + 1
-    operator, [(shape, color), *_], truth = answering
+    operator, pairs, truth = answering
+    shape, color = pairs[0]
     if operator == "GetLocation":
-        row, column = next(cell for cell, pair in grid.items() if pair == (shape, color))
-        return instruction, stimulus, FIRST_CELL + GRID * row + column
-    answer = {"GetColor": FIRST_COLOR + color, "GetShape": FIRST_SHAPE + shape}.get(operator)
-    return instruction, stimulus, answer or (TRUE if truth else FALSE)
+        answer = FIRST_CELL + [grid.get(cell) for cell in CELLS].index(pairs[0])
+    elif operator == "GetColor":
+        answer = FIRST_COLOR + color
+    elif operator == "GetShape":
+        answer = FIRST_SHAPE + shape
+    else:
+        answer = TRUE if truth else FALSE
+    return instruction, stimulus, answer
 
 
 def stream(name, subset, depth, numbers):
@@ -273,15 +336,15 @@ def stream(name, subset, depth, numbers):
     number alone, and is the same on every machine."""
     drawn = [encode(*draw(subset, depth, random.Random(f"{name} {depth} {i}"))) for i in numbers]
     instruction, stimulus, answer = zip(*drawn)
-    return Trials(torch.tensor(instruction, dtype=torch.int32),
-                  torch.from_numpy(np.stack(stimulus)), torch.tensor(answer))
+    return Trials(torch.tensor(instruction), torch.from_numpy(np.stack(stimulus)),
+                  torch.tensor(answer))
 
 
 def subset_of(split, name):
     """The Subset of that name. ValueError where there is none, or where it is written wrong."""
     for what, word, known in ("split", split, SPLITS), ("subset", name, SPLITS.get(split)):
         if word not in known:
-            raise ValueError(f"there is no {what} {word!r}; there is {', '.join(known)}")
+            raise UsageError(f"there is no {what} {word!r}; there is {', '.join(known)}")
     check(SPLITS[split][name])
     return SPLITS[split][name]
 
@@ -292,9 +355,9 @@ def trials(split, subset, n, *, seed=0, depth=None):
     chosen = subset_of(split, subset)
     depth = chosen.depths[0] if depth is None and len(chosen.depths) == 1 else depth
     if depth not in chosen.depths:
-        raise ValueError(f"{split}/{subset} needs --depth {' or '.join(map(str, chosen.depths))}")
+        raise UsageError(f"{split}/{subset} needs --depth {' or '.join(map(str, chosen.depths))}")
     if n < 1:
-        raise ValueError(f"n must be at least 1, not {n}")
+        raise UsageError(f"n must be at least 1, not {n}")
     return stream(f"set {seed} {split} {subset}", chosen, depth, range(n))
 
 
@@ -306,7 +369,7 @@ class Batches(torch.utils.data.Dataset):
         self.name, self.subset = f"training {seed} {split}", subset_of(split, "train")
         self.size, self.share = batch_size, train_size and train_size // len(self.subset.depths)
         if train_size is not None and self.share < batch_size:
-            raise ValueError(f"{train_size:,} training trials are less than a batch of each depth")
+            raise UsageError(f"{train_size:,} training trials are less than a batch of each depth")
 
     def __getitem__(self, i):
         turn, which = divmod(i, len(self.subset.depths))
@@ -350,7 +413,7 @@ def answer_of(operator, grid, found):
     if operator == "Exist":
         return TRUE if found[0] else FALSE
     if holds := OPERATORS[operator].holds:
-        return TRUE if holds([cells[0] for cells in found]) else FALSE
+        return TRUE if holds(tuple(cells[0] for cells in found)) else FALSE
     (row, column), (shape, color) = found[0][0], grid[found[0][0]]
     return {"GetLocation": FIRST_CELL + GRID * row + column, "GetColor": FIRST_COLOR - 1 + color,
             "GetShape": FIRST_SHAPE - 1 + shape}[operator]
@@ -391,7 +454,7 @@ def picture(solved, stimulus):
     for cell, (shape, color) in zip(CELLS, stimulus.tolist()):
         letter, hue = ANSWERS[FIRST_SHAPE + shape - 1], COLOR_NAMES[color - 1][:2]
         word = f"{letter}:{hue}" if shape else " .  "
-        text += "" if cell[1] else f"\n{cell[0]}  "
+        text += "" if cell[1] else f"\n{cell[0]:<3}"
         text += f"[{word}]" if cell in asked else f" {word} "
     return "\n".join(line.rstrip() for line in text.split("\n"))
 
@@ -401,6 +464,35 @@ def show(trial):
     instruction, stimulus, answer = trial
     solved = evaluate(instruction, stimulus)
     return f"{describe(solved)}\n\n{picture(solved, stimulus)}\n\nAnswer: {ANSWERS[answer]}"
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """A temporary path beside `path`, which replaces it if all goes well. Where writing fails, as
+    on a full disk, the old file stays."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def ending(parser):
+    """How a program ends: with exit code 2 and one line where its input is wrong, with 130 at
+    Ctrl-C, and quietly where its reader has left, as `| head -1` does."""
+    sys.stdout.reconfigure(errors="replace")  # for consoles that lack ±
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UsageError, OSError) as error:
+        parser.error(str(error))
 
 
 def main(argv=None):
@@ -415,15 +507,14 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     add("--export", metavar="FILE.npz", help="write numpy arrays instead of showing the trials")
     args = parser.parse_args(argv)
-    try:
+    with ending(parser):
         made = trials(args.split, args.subset or list(SPLITS[args.split])[1], args.n,
                       seed=args.seed, depth=args.depth)
         if args.export:
-            np.savez_compressed(args.export, operators=list(OPERATORS), **made._asdict())
+            with replacing(args.export) as temporary, open(temporary, "wb") as file:
+                np.savez_compressed(file, operators=list(OPERATORS), **made._asdict())
         else:
             print("\n\n\n".join(map(show, zip(*made))))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

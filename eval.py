@@ -5,35 +5,31 @@
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
 """
 import argparse
+import ast
 import collections
 import contextlib
 import functools
-import importlib
-import inspect
+import hashlib
+import itertools
 import json
 import math
 import statistics
 import sys
+import zipfile
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 from tqdm import tqdm
 
 import data
+from data import UsageError
+from models import available, module_of
 
-TEST_TRIALS, RSA_TRIALS, FIT_TRIALS = 10_000, 500, 2_000  # per test set; to fit a decoder
-KEYS = {"config.json": {"split", "model", "settings", "seed", "model_args", "precision"},
-        "result.json": {"accuracy", "baselines", "kinds", "alignment", "tests", "log"}}
-# Relative, for the six numbers of a fingerprint: three or more times what another CPU changes
-TOLERANCES = 1e-4, 1e-4, 1e-4, 1e-4, 1e-5, 2e-7
-
-
-class UsageError(ValueError):
-    """Shown as one line."""
+TEST_TRIALS = 10_000  # per test set
+TRAINING = "steps", "batch_size", "train_size", "optimizer", "lr", "schedule", "precision"
 
 
-# ---- test sets and baselines --------------------------------------------------------------------
+# ---- what a number is compared with -------------------------------------------------------------
 
 @functools.cache
 def test_set(split, subset, n):
@@ -42,14 +38,15 @@ def test_set(split, subset, n):
     for operator in data.OPERATORS:  # in the order of the table
         kinds |= {operator: [], f"{operator}, two objects": []}
     kinds |= {f"if {kind}": [] for kind in kinds}
+    chosen = data.SPLITS[split][subset]
     for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
         solved = data.evaluate(instruction, stimulus)
         answering = solved[data.descend(solved)[-1]]
         for prefix, node in [("", answering), ("if ", solved[0])][:len(solved)]:
             two = ", two objects" if len(node.selectors) == 2 else ""
             kinds[f"{prefix}{node.operator}{two}"].append(i)
-        baselines["chance"] += chance(data.SPLITS[split][subset])[answering.operator] / n
-        baselines["no binding"] += no_binding(answering.operator, stimulus, answer.item()) / n
+        baselines["chance"] += chance(chosen)[answering.operator] / n
+        baselines["no binding"] += no_binding(answering, stimulus, chosen.shortcuts) / n
         if len(solved) > 1:
             leaves = [node.answer for node in solved[len(solved) // 2:]]
             baselines["condition-blind"] += vote(leaves, answer.item()) / n
@@ -69,12 +66,37 @@ def chance(subset):
     return {name: max(counts.values()) / counts.total() for name, counts in share.items()}
 
 
-def no_binding(operator, stimulus, answer):
-    """Expected accuracy of a reader who sees which shapes, colors and cells are on the grid, but
-    not which belong together. Companions and decoys leave only a coin for True or False."""
+def no_binding(node, stimulus, shortcuts):
+    """Expected accuracy, on the Solved operator that answers, of a reader who sees which shapes,
+    colors and cells are on the grid, but not which belong together. Companions and decoys leave
+    only a coin for True or False. With shortcuts, an Exist is True where its shape and its color
+    occur, and the cells that are taken tell something of a question about places."""
+    cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
-    return {"GetLocation": 1 / len(shapes), "GetShape": vote(shapes, answer - data.FIRST_SHAPE + 1),
-            "GetColor": vote(colors, answer - data.FIRST_COLOR + 1)}.get(operator, 0.5)
+    if node.operator == "GetLocation":
+        return 1 / len(cells)
+    if node.operator == "GetShape":
+        return vote(shapes, node.answer - data.FIRST_SHAPE + 1)
+    if node.operator == "GetColor":
+        return vote(colors, node.answer - data.FIRST_COLOR + 1)
+    if not shortcuts:
+        return 1 / 2
+    if node.operator == "Exist":
+        (shape, color), = node.selectors
+        return float((shape in shapes and color in colors) == (node.answer == data.TRUE))
+    here, anywhere = (share_true(node.operator, len(node.selectors), frozenset(where))
+                      for where in (cells, data.CELLS))
+    # Bayes: True and False are equally likely, whatever their shares of all places
+    odds = here * (1 - anywhere) - (1 - here) * anywhere
+    return 1 / 2 if odds == 0 else float((odds > 0) == (node.answer == data.TRUE))
+
+
+@functools.lru_cache(100_000)
+def share_true(operator, number, cells):
+    """The share of places for so many objects, among these cells, of which an operator is True."""
+    holds = data.OPERATORS[operator].holds
+    return statistics.fmean(bool(holds(places))
+                            for places in itertools.permutations(sorted(cells), number))
 
 
 def vote(values, answer):
@@ -97,24 +119,18 @@ def hardest(split):
 
 
 def tests_of(split):
-    """The test sets of a split in words. A saved result holds for these alone."""
-    return {name: repr(subset) for name, subset in data.SPLITS[split].items() if name != "train"}
+    """Test set -> on how many trials a result is measured, with a hash of the first hundred."""
+    return {name: f"{TEST_TRIALS:,} trials {hash_of(split, name, subset)}"
+            for name, subset in data.SPLITS[split].items() if name != "train"}
+
+
+@functools.cache
+def hash_of(split, name, subset):  # subset: so that a new one is not taken for an old one
+    some = b"".join(part.numpy().tobytes() for part in data.trials(split, name, 100))
+    return hashlib.sha256(some).hexdigest()[:8]
 
 
 # ---- runs and models ----------------------------------------------------------------------------
-
-def available():
-    """The models: every file in models/ that defines Model."""
-    return sorted(path.stem for path in (Path(__file__).parent / "models").glob("*.py")
-                  if "\nclass Model(" in path.read_text(encoding="utf-8"))
-
-
-def module_of(name):
-    """The module models/<name>.py. UsageError for a name that is no model."""
-    if name not in available():
-        raise UsageError(f"there is no model {name!r}; there is {', '.join(available())}")
-    return importlib.import_module(f"models.{name}")
-
 
 def devices():
     """Where this machine can compute, the best last."""
@@ -123,69 +139,98 @@ def devices():
     return [name for name in there if there[name]]
 
 
+KEYS = {"config.json": {"split": str, "model": str, "settings": str, "seed": int,
+                        "model_args": dict, "precision": str},
+        "result.json": {"accuracy": dict, "baselines": dict, "kinds": dict, "tests": dict,
+                        "log": list}}
+
+
 def read(path):
     """What config.json or result.json of a run holds. UsageError where it is damaged."""
     try:
         content = json.loads(path.read_text())
-        if missing := KEYS[path.name] - {*content}:
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        for key, kind in KEYS[path.name].items():
+            if not isinstance(content[key], kind):
+                raise ValueError(f"its {key} is {content[key]!r}")
         return content
     except FileNotFoundError as error:
         raise UsageError(f"there is no {path}") from error
+    except KeyError as error:
+        raise UsageError(f"{path} is damaged: it has no {error}") from error
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 
 
-def finished(config, folder):
-    """Whether a run has a result for the test sets that its split has now."""
-    path = folder / "result.json"
-    return path.exists() and read(path)["tests"] == tests_of(config["split"])
+def code_of(model):
+    """File -> a short hash of what it says, without comments, layout and docstrings: the files that
+    decide what a run computes."""
+    hashes, here = {}, Path(__file__).parent
+    for name in "data.py", "train.py", f"models/{model}.py":
+        tree = ast.parse((here / name).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                if ast.get_docstring(node):
+                    del node.body[0]
+        hashes[name] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
+    return hashes
 
 
-def check_code(config):
-    """UsageError unless the code still computes what it did when a run was made."""
-    import train  # not above, since train.py imports this file
-    there, known = config.get("fingerprint"), inspect.signature(module_of(config["model"]).Model)
-    if (not there or config["model_args"].keys() != known.parameters.keys()
-            or not train.TRAINING.keys() <= config.keys()):
-        raise UsageError("it is a run of other code")
-    here = train.fingerprint(config)
-    if len(here) != len(there) or not all(  # NaN is not itself
-            math.isclose(a, b, rel_tol=tolerance) or a != a and b != b
-            for a, b, tolerance in zip(here, there, TOLERANCES)):
-        then, now = (" ".join(f"{number:.5g}" for number in numbers) for numbers in (there, here))
-        raise UsageError("it is a run of other code: bring its code back, or choose another --out "
-                         "for train.py (its first losses, then the norms of momentum and weights, "
-                         f"were {then}, and now they are {now})")
+def changed(config):
+    """The files that have changed since a run began. Recorded runs name no code, so none."""
+    now = code_of(config["model"]) if config["model"] in available() else {}
+    return [file for file, then in config.get("code", {}).items() if now.get(file) != then]
+
+
+def checkpoint_of(folder):
+    """What checkpoint.pt of a run holds. UsageError where it is missing or damaged."""
+    path = folder / "checkpoint.pt"
+    try:
+        with zipfile.ZipFile(path) as file:  # torch.load does not notice a flipped bit
+            if file.testzip():
+                raise zipfile.BadZipFile
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {path}") from error
+    except Exception as error:  # any failure here means a bad file
+        raise UsageError(f"{path} is damaged") from error
 
 
 def load(folder, device="cpu"):
-    """The model of a run folder, ready to call, and its config with that device. UsageError where
-    it is of other code or has no sound checkpoint."""
+    """The model of a run folder, ready to call, and its config with that device. A line says which
+    code has changed since. UsageError where the model is gone or its weights do not fit it."""
     folder = Path(folder)
     config = read(folder / "config.json") | {"device": device}
-    check_code(config)
-    model = module_of(config["model"]).Model(**config["model_args"])
+    name, weights = config["model"], checkpoint_of(folder)["model"]
+    if name not in available():
+        raise UsageError(f"there is no model {name!r} any more")
+    if files := changed(config):
+        print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
     try:
-        checkpoint = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-    except Exception as error:  # any failure here means a bad file
-        raise UsageError("its checkpoint.pt is missing or damaged") from error
+        with torch.random.fork_rng(devices=[]):
+            model = module_of(name).Model(**config["model_args"])
+        model.load_state_dict(weights)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"its weights do not fit models/{name}.py as it is now") from error
     return model.to(device).eval(), config
 
 
 @torch.no_grad()
 def predict(function, trials, device, precision="float32"):
-    """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time."""
+    """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time. The
+    model gets copies, which it may change. UsageError for outputs that are not finite."""
     with torch.autocast(device, torch.bfloat16, precision == "bfloat16"):
         parts = zip(trials.instruction.split(100), trials.stimulus.split(100))
-        return torch.cat([function(*(x.to(device) for x in part)).float().cpu() for part in parts])
+        outputs = torch.cat([function(*(x.to(device, copy=True) for x in part)).float().cpu()
+                             for part in parts])
+    if not outputs.isfinite().all():
+        raise UsageError("the outputs of the model are not finite")
+    return outputs
 
 
 def score(model, split, n, device, precision):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
-    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=n < 1000):
+    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=n < 1000 or None):
         made, kinds, result["baselines"][subset] = test_set(split, subset, n)
         right = (predict(model, made, device, precision).argmax(1) == made.answer).float()
         result["accuracy"][subset] = right.mean().item()
@@ -193,57 +238,7 @@ def score(model, split, n, device, precision):
     return result
 
 
-# ---- why: representations and attention ---------------------------------------------------------
-
-def spearman(x, y):
-    """Rank correlation of two vectors. Equal values share the mean of their ranks. 0 if all values
-    of one vector are equal."""
-    ranks = []
-    for values in (x, y):
-        _, place, count = values.unique(return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum(0) - (count - 1) / 2)[place])
-    return torch.corrcoef(torch.stack(ranks).double())[0, 1].nan_to_num().item()
-
-
-def alignment(model, split, device):
-    """Representational similarity analysis (claim 5 of the paper), on the test sets of `hardest`.
-    Two trials have more or less similar hidden states, stimuli, instructions and answers. The
-    result is the rank correlation, over pairs of trials, of the first similarity with each of the
-    others, from "in: stimulus" to "out: answer"."""
-    result, (first, second) = {}, torch.triu_indices(RSA_TRIALS, RSA_TRIALS, 1)
-    for where, subset in zip(("in", "out"), hardest(split)):
-        trials = data.trials(split, subset, RSA_TRIALS)
-        vectors = (predict(model.features, trials, device),
-                   *(F.one_hot(x.long()).reshape(RSA_TRIALS, -1).float()
-                     for x in (trials.stimulus, trials.instruction, trials.answer)))
-        # Rounded, so that equal similarities stay equal. Those of constant states are 0.
-        states, *others = (torch.corrcoef(x)[first, second].nan_to_num().round(decimals=5)
-                           for x in vectors)
-        for name, other in zip(("stimulus", "instruction", "answer"), others):
-            result[f"{where}: {name}"] = spearman(states, other)
-    return result
-
-
-def decoding(model, split, device):
-    """How much of what the root asks about can be decoded from hidden states by a linear map
-    (Redhardt et al. 2025), fitted by least squares to trials in distribution: the share of other
-    trials, on the test sets of `hardest`, from "in: operator" to "out: color"."""
-    (near, far), result = hardest(split), {}
-    made = (data.trials(split, near, FIT_TRIALS, seed=1), data.trials(split, near, RSA_TRIALS),
-            data.trials(split, far, RSA_TRIALS))
-    states = [predict(model.features, trials, device).double() for trials in made]
-    for i, name in enumerate(("operator", "letter", "color")):  # of the root's token
-        values = (trials.instruction[:, 0, i].long() for trials in made)
-        (x, y), *tests = sets = [(x[y > 0], y[y > 0]) for x, y in zip(states, values)]  # 0: none
-        if not all(len(y) for _, y in sets):
-            continue  # one of them never asks for it
-        one_hot, mean = F.one_hot(y).double(), x.mean(0)
-        matrix = torch.linalg.pinv(x - mean, rtol=1e-3) @ (one_hot - one_hot.mean(0))
-        for where, (x, y) in zip(("in", "out"), tests):
-            right = ((x - mean) @ matrix + one_hot.mean(0)).argmax(1) == y
-            result[f"{where}: {name}"] = right.double().mean().item()
-    return dict(sorted(result.items()))
-
+# ---- why: attention and mistakes ----------------------------------------------------------------
 
 def attention(model, split, subset, device):
     """Where a model looks in the first trial of a test set, as text: a table for each attention, in
@@ -261,7 +256,7 @@ def attention(model, split, subset, device):
         keys = [f"{word} {i}" for i in range(len(weights[0][0]) - len(seen))] + seen
         looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads]
                  for heads in zip(*weights)]
-        queries = keys if inputs[0] is inputs[1] else map("query {}".format, range(len(looks)))
+        queries = keys if inputs[0].equal(inputs[1]) else map("query {}".format, range(len(looks)))
         text.append(table([name, *map("head {}".format, range(len(weights)))],
                           [[query, *look] for query, look in zip(queries, looks)]))
 
@@ -301,34 +296,67 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def by_settings(runs, names=None):
-    """Label of a model and its settings, or else the next of `names` -> its results, one per seed.
-    UsageError where names and rows are not as many."""
-    rows = {}
+def identity(config, result):
+    """What two runs must share to be seeds of one row: code, settings, test trials, as a set of
+    (name, value)."""
+    settings = {key: config.get(key) for key in TRAINING} | config["model_args"]
+    whole = config.get("code", {}) | settings | result["tests"]
+    return frozenset((name, str(value)) for name, value in whole.items())
+
+
+def rows_of(runs, names=None):
+    """Label of a row, or else the next of `names` -> its runs (config, result), one per seed. Runs
+    of one name that differ in more than the seed have rows of their own. UsageError where names and
+    rows are not as many."""
+    rows, counts = {}, collections.Counter()
     for config, result in runs:
-        rows.setdefault(f"{config['model']} ({config['settings']})", []).append(result)
+        name = f"{config['model']} ({config['settings']})"
+        rows.setdefault((name, identity(config, result)), []).append((config, result))
     if names and len({*names}) != len(rows):
-        raise UsageError(f"--names: {len(rows)} different names are needed, for {', '.join(rows)}")
-    return dict(zip(names, rows.values())) if names else rows
+        found = ", ".join(name for name, _ in rows)
+        raise UsageError(f"--names: {len(rows)} different names are needed, for {found}")
+    if names:
+        return dict(zip(names, rows.values()))
+    labels = {}
+    for (name, _), found in rows.items():
+        counts[name] += 1
+        labels[name if counts[name] == 1 else f"{name} #{counts[name]}"] = found
+    return labels
+
+
+def notes(split, rows):
+    """Sentences on rows that differ from their namesake, or from what there is today."""
+    for label, runs in rows.items():
+        first, (config, result) = rows.get(label.partition(" #")[0], runs), runs[0]
+        other = {name for name, _ in identity(*first[0]) ^ identity(config, result)}
+        tests = [name for name, test in tests_of(split).items()
+                 if result["tests"].get(name) != test]
+        if other:
+            yield f"{label} differs from the first row of its name in {', '.join(sorted(other))}."
+        if files := changed(config):
+            yield f"{label}: {', '.join(files)} changed since."
+        if tests:
+            yield f"{label} was not tested on today's trials of {', '.join(tests)}."
 
 
 def split_table(split, runs, per_operator=False, names=None):
-    """A row per model and settings, mean and spread over seeds. Runs are (config, result) pairs of
-    one split."""
-    baselines = {}
+    """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
+    result) pairs of one split."""
+    baselines, rows = {}, rows_of(runs, names)
     for _, result in runs:  # some may have more test sets
         baselines |= result["baselines"]
     columns = list(baselines)
-    rows = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
-            for name in max(baselines.values(), key=len)]
-    for label, results in by_settings(runs, names).items():
+    lines = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
+             for name in max(baselines.values(), key=len)]
+    for label, seeds in rows.items():
+        results = [result for _, result in seeds]
         label += f", {len(results)} seeds" if len(results) > 1 else ""
-        rows.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in columns)])
+        lines.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in columns)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         for kind in kinds if per_operator else ():
             values = ([r["kinds"].get(c, {}).get(kind) for r in results] for c in columns)
-            rows.append([f"  {kind}", *map(percent, values)])
-    return table([f"{split}, accuracy in %", *columns], rows)
+            lines.append([f"  {kind}", *map(percent, values)])
+    return "\n".join([table([f"{split}, accuracy in %", *columns], lines), *notes(split, rows)])
 
 
 COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
@@ -352,7 +380,8 @@ def plot(splits, path, names=None):
             there = [i for i, column in enumerate(columns) if name in baselines[column]]
             band = [baselines[columns[i]][name] for i in there]
             left.fill_between(there, band, color=gray, label=name)
-        for i, (label, results) in enumerate(by_settings(runs, names).items()):
+        for i, (label, seeds) in enumerate(rows_of(runs, names).items()):
+            results = [result for _, result in seeds]
             mark = {"marker": "osD^v<>PXp"[i % 10], "markersize": 4, "label": f"{i + 1} {label}"}
             accuracy = [[r["accuracy"].get(column, math.nan) for column in columns]
                         for r in results]
@@ -369,7 +398,8 @@ def plot(splits, path, names=None):
         right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="center left",
                      bbox_to_anchor=(1, 0.5))
     try:
-        figure.savefig(path, dpi=150)
+        with data.replacing(path) as temporary:
+            figure.savefig(temporary, dpi=150)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
 
@@ -384,6 +414,17 @@ def between(low, high):
                 return value
         kind = "an integer" if isinstance(high, int) else "a number"
         raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")
+    return convert
+
+
+def one_of(choices):
+    """A type for argparse: one of these values, by its name."""
+    by_name = {str(choice): choice for choice in choices}
+
+    def convert(text):
+        if text not in by_name:
+            raise argparse.ArgumentTypeError(f"must be {' or '.join(by_name)}, not {text}")
+        return by_name[text]
     return convert
 
 
@@ -415,19 +456,19 @@ def evaluate(args):
     for folder in dict.fromkeys(path.parent.resolve() for path in found):
         try:
             config, result = result_of(folder, args)
-            name = config["model"], config["settings"], config["seed"]  # twice is no second seed
-            splits.setdefault(config["split"], {})[name] = config, result
+            runs = splits.setdefault(config["split"], {})
+            run = config["model"], config["settings"], config["seed"], identity(config, result)
+            if run in runs:
+                raise UsageError("it is a copy of a run above")
+            runs[run] = config, result
         except UsageError as error:
             print(f"left out: {folder}: {error}", file=sys.stderr)
-    if not splits:
+    if not any(splits.values()):
         raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
                          + ": train one with train.py" * (not found))
-    splits = {split: [*named.values()] for split, named in splits.items()}
+    splits = {split: [*runs.values()] for split, runs in splits.items()}
     for split, runs in splits.items():
         print("\n" + split_table(split, runs, args.per_operator, args.names))
-        for key in ("device", "precision", "tests"):
-            if len({str((config | result).get(key)) for config, result in runs}) > 1:
-                print(f"These rows differ in {key}.")
     if args.plot:
         plot(splits, args.plot, args.names)
         print(f"\nDrawn: {args.plot}")
@@ -449,12 +490,8 @@ def main(argv=None):
         "(default: model and settings)")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     args = parser.parse_args(argv)
-    try:
+    with data.ending(parser):
         evaluate(args)
-    except (UsageError, OSError) as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,11 @@ from torch.nn import functional as F
 
 import data
 
-TRAINING = {"optimizer": "adamw", "lr": 1e-4, "schedule": "constant"}
+TRAINING = {"batch_size": 64, "optimizer": "adamw", "lr": 1e-4, "decay": "all",
+            "schedule": "constant"}
 OPERATORS = """Exist GetLocation GetColor GetShape SumEven ProductEven ProductOdd SumOdd
                IfElse""".split()  # in the order of the release's numbers, from 1
+LONGEST = 46 + len(data.CELLS) + 2  # tokens: rule at depth 9, stimulus, EOS of both
 
 
 class Numbers(nn.Linear):  # a token is a sum of vectors, each times the number of a feature
@@ -89,6 +91,7 @@ class Stream(nn.Module):
         tables = (nn.Embedding(size, dim) for size in sizes)
         self.embedding = Numbers(len(sizes), dim) if embed == "ids" else Embedding(tables)
         self.cells = nn.Parameter(torch.randn(len(data.CELLS) + 1, dim)) if learned else None
+        self.register_buffer("place", interleaved(LONGEST, dim), persistent=False)
         self.dropout, self.relative = nn.Dropout(0.1), relative
         self.attention = AskBack(dim) if relative else Ask(dim)
         self.mlp = mlp or relu_layers(dim, dim, dim)
@@ -96,7 +99,7 @@ class Stream(nn.Module):
 
     def forward(self, tokens, last=0):  # (B, N, features) -> (B, N, C), or the last ones alone
         x = self.embedding(tokens)
-        place = 0 if self.relative else interleaved(*x.shape[1:]).to(x.device)
+        place = 0 if self.relative else self.place[:x.shape[1]]
         if self.cells is not None:  # the last tokens are the stimulus
             place = torch.cat([place[:-len(self.cells)], self.cells])
         x = self.dropout(x + place)

@@ -16,53 +16,49 @@ The second and the fourth Block are the same one. first=read is this order, the 
 first=ask, the third Block comes first, for the tokens of the instruction, before their Encoder. The
 second is left out, and the latents ask the instruction alone.
 
-Differs from the paper: 1) width 128; 2) one token per selector; 3) learned stimulus positions,
-instruction positions with wavelengths from 2.5 to 64 tokens; 4) Muon, not AdamW; 5) empty cells
-have no position; 6) keys have no bias; 7) Linear starts with variance 1 / fan-in, queries with 0.09
-of it, embeddings with 1; 8) the latents are learned: in the reference they are zeros, and all ten
-stay the same.
+Differs from the paper: 1) width 128; 2) learned stimulus positions, instruction positions with
+wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no
+position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it,
+embeddings with 1; 7) a token per selector; 8) the latents are learned: in the reference they are
+zeros, and all ten stay the same.
 """
 import math
 from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import data
 
+LONGEST = 46  # instruction tokens at depth 9
 
-def sinusoids(length, dim):  # -> (length, C), of unit variance
+
+def sinusoids(length, dim):  # -> (length, C), of variance 1
     wavelength = 2.5 * (64 / 2.5) ** torch.linspace(0, 1, dim // 2)  # in tokens
     angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
     return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
 
 
-class Embedding(nn.ModuleList):  # a token is the sum of a vector per feature
-    def forward(self, tokens):  # (B, N, features) -> (B, N, C)
-        return sum(table(ids) for table, ids in zip(self, tokens.unbind(2), strict=True))
-
-
-class Instruction(nn.Module):  # first selectors, second selectors, EOS; or operators, EOS
-    def __init__(self, dim, tokens):
+class Instruction(nn.Module):  # first selectors, second selectors, EOS
+    def __init__(self, dim):
         super().__init__()
-        sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
-        sizes += sizes[1:] if tokens == "operator" else ()
+        if dim % 2:
+            raise ValueError(f"dim must be even, for sines and cosines, not {dim}")
+        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
+        self.shape = nn.Embedding(data.SHAPES + 1, dim)
+        self.color = nn.Embedding(data.COLORS + 1, dim)
+        self.second = nn.Parameter(torch.randn(dim))
         self.eos = nn.Parameter(torch.randn(dim))
-        self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
-        self.second = None if tokens == "operator" else nn.Parameter(torch.randn(dim))
+        self.register_buffer("place", sinusoids(LONGEST, dim), persistent=False)
 
-    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), attention bias
-        B, T, _ = instruction.shape
-        place = sinusoids(T, len(self.eos)).to(self.eos.device)
-        eos = self.eos.expand(B, 1, -1)
-        if self.second is None:
-            x = torch.cat([self.embedding(instruction) + place, eos], 1)
-            return x, x.new_zeros(B, 1, 1, T + 1)
-        first, second = instruction[:, :, [0, 1, 2]], instruction[:, :, [0, 3, 4]]
-        x = [self.embedding(first) + place, self.embedding(second) + place + self.second, eos]
-        bias = torch.where(second[:, :, 1] > 0, 0, -math.inf)  # absent: no attention
-        return torch.cat(x, 1), F.pad(bias, (T, 1))[:, None, None]
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), log of their counts (B, N)
+        operator, shape1, color1, shape2, color2 = instruction.unbind(2)  # (B, T) each
+        x = self.operator(operator) + self.place[:instruction.shape[1]]
+        first = x + self.shape(shape1) + self.color(color1)
+        second = x + self.shape(shape2) + self.color(color2) + self.second
+        one = torch.ones_like(shape1)
+        count = torch.cat([one, shape2 > 0, one[:, :1]], 1)  # absent: log 0, no attention
+        return torch.cat([first, second, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
 class Stimulus(nn.Module):
@@ -71,39 +67,31 @@ class Stimulus(nn.Module):
 
     def __init__(self, dim):
         super().__init__()
-        sizes = data.SHAPES + 1, data.COLORS + 1
-        self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
+        self.shape = nn.Embedding(data.SHAPES + 1, dim)
+        self.color = nn.Embedding(data.COLORS + 1, dim)
+        self.cell = nn.Embedding(len(data.CELLS), dim)
         self.eos = nn.Parameter(torch.randn(dim))
-        self.cells = nn.Parameter(torch.randn(len(data.CELLS), dim))
 
-    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), attention bias
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
         free = stimulus[:, :, 0] == 0
         most = int((~free).sum(1).max())  # the one number that a step reads from the device
         cell = free.int().argsort(stable=True)[:, :most + 1]  # objects first
-        empty = free.gather(1, cell)
-        place = F.embedding(cell, self.cells).masked_fill(empty[:, :, None], 0)
-        x = self.embedding(stimulus.take_along_dim(cell[:, :, None], 1)) + place
-        share = (free.sum(1, True) / empty.sum(1, True)).log()  # cells per empty token
-        x = torch.cat([x, self.eos.expand(len(x), 1, -1)], 1)
-        return x, F.pad(torch.where(empty, share, 0), (0, 1))[:, None, None]
-
-
-class Linear(nn.Linear):
-    def reset_parameters(self):
-        nn.init.normal_(self.weight, std=self.in_features ** -0.5)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
+        empty = shape == 0
+        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty[:, :, None]
+        share = free.sum(1, True) / empty.sum(1, True)  # cells per empty token
+        count = torch.cat([share.masked_fill(~empty, 1), torch.ones_like(share)], 1)
+        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
 class Attention(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
-        if dim % (2 * heads):  # 2: sines and cosines
-            raise ValueError(f"dim must be a multiple of 2 * heads, not {dim} with {heads} heads")
+        if dim % heads:
+            raise ValueError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (Linear(dim, dim) for _ in range(3))
-        self.key = Linear(dim, dim, bias=False)  # a bias would add the same to every score
-        self.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
+        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
@@ -116,54 +104,66 @@ class Attention(nn.Module):
         return self.out(x.flatten(2))
 
 
-class Block(nn.Module):  # post-norm
+class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
         self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(Linear(dim, 4 * dim), nn.GELU(), Linear(4 * dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
-        x = self.norm1(x + self.attention(x, context, bias))
-        return self.norm2(x + self.mlp(x))
+        x = x + self.attention(self.norm1(x), self.norm1(context), bias)
+        return x + self.mlp(self.norm2(x))
 
 
-class Encoder(nn.Module):  # with `read`, the last block returns that token alone
+class Encoder(nn.Module):  # with `read`, the last block computes that token alone
     def __init__(self, dim, layers, heads, read=None):
         super().__init__()
-        self.blocks, self.read = nn.ModuleList(Block(dim, heads) for _ in range(layers)), read
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.read = read
 
-    def forward(self, x, bias):  # (B, N, C), attention bias -> (B, N or 1, C)
+    def forward(self, x, log_count):  # (B, N, C), (B, N) -> (B, N or 1, C)
+        bias = log_count[:, None, None]  # (B, 1, 1, N), for all heads and queries
         for block in self.blocks[:-1]:
             x = block(x, x, bias)
-        return self.blocks[-1](x if self.read is None else x[:, [self.read]], x, bias)
+        query = x if self.read is None else x[:, self.read, None]
+        return self.blocks[-1](query, x, bias)
+
+
+def init(module):  # Linears: variance 1 / fan-in, biases 0
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features ** -0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, Attention):  # it comes after its Linears
+        module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
 
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=1, heads=1, latents=10,
-                 first: Literal["read", "ask"] = "read",
-                 tokens: Literal["selector", "operator"] = "selector"):
+                 first: Literal["read", "ask"] = "read"):
         super().__init__()
-        self.instruction = Instruction(dim, tokens)
-        self.encode_instruction = Encoder(dim, layers, heads)
+        self.instruction, self.encode_instruction = Instruction(dim), Encoder(dim, layers, heads)
         self.stimulus, self.encode_stimulus = Stimulus(dim), Encoder(dim, layers, heads)
         self.latents = nn.Parameter(torch.randn(latents, dim))
         self.ask_instruction, self.ask_stimulus = Block(dim, heads), Block(dim, heads)
         self.ask_each_other, self.first = Block(dim, heads), first
-        self.norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(Linear(dim, 2 * dim), nn.GELU(), Linear(2 * dim, 2 * dim),
-                                 nn.GELU(), Linear(2 * dim, dim))
-        self.readout = Linear(dim, data.CLASSES)
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
+                                 nn.GELU(), nn.Linear(2 * dim, dim))
+        self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        (y, own), (z, bias) = self.instruction(instruction), self.stimulus(stimulus)
-        x, z = self.latents.expand(len(y), -1, -1), self.encode_stimulus(z, bias)  # (B, L, C)
+        x, x_log_count = self.instruction(instruction)  # (B, N, C), (B, N)
+        y, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
+        y, y_bias = self.encode_stimulus(y, y_log_count), y_log_count[:, None, None]
         if self.first == "ask":
-            y = self.ask_stimulus(y, z, bias)
-        x = self.ask_instruction(x, self.encode_instruction(y, own), own)
+            x = self.ask_stimulus(x, y, y_bias)
+        x, x_bias = self.encode_instruction(x, x_log_count), x_log_count[:, None, None]
+        latents = self.ask_instruction(self.latents.expand(len(x), -1, -1), x, x_bias)  # (B, L, C)
         if self.first == "read":
-            x = self.ask_stimulus(self.ask_each_other(x, x, 0), z, bias)
-        x = self.ask_each_other(x[:, :1], x, 0)  # only the first latent is read
+            latents = self.ask_stimulus(self.ask_each_other(latents, latents, 0), y, y_bias)
+        x = self.ask_each_other(latents[:, :1], latents, 0)  # only the first latent is read
         return self.mlp(self.norm(x))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

@@ -1,84 +1,127 @@
 """Judges the claims of three papers by the runs in a folder, by rules written before the runs.
-Before the verdicts it prints a table of the models that it judges, and one of their hidden states.
 
-    python tests/claims.py runs
+    python tests/why.py runs       # measures hidden states
+    python tests/claims.py runs    # two tables, then the claims
 
 Claims 1 to 5 are of Ito et al. 2024, 6 and 7 of Redhardt et al. 2025, 8 and 9 of Kobayashi et al.
-2024. They are judged twice: for our models (CrossAttn with first=read, the paper's order), and for
-the authors' (models/authors.py) as released.
+2024. A claim is a list of comparisons. It is judged on three grounds: our models on our trials, the
+authors' models on our trials, the authors' models on trials with shortcuts (`<split>_release`).
 
-A claim is a list of comparisons of a model with another one, or with a baseline, on one test set.
-A comparison counts where the model has learned the split: at least 95 % in distribution, the mean
-over at least two seeds. The other model counts as it stands after the same number of trials, with
-at least two seeds; the verdict says how many of the others had not learned the split. A model is
-better where the difference of the means exceeds its 95 % interval over seeds (Welch). A baseline
-is exact. A claim holds if all comparisons that can be made agree with it, in part if some do.
+A comparison says that a model is better than a model, a baseline or 95 %, or that it is no better.
+The difference of the means over seeds has a 95 % interval (Welch). A baseline and 95 % are exact.
+A model is better if the difference exceeds its interval. It is no better if it is worse by more
+than the interval, or if the whole interval lies within 2 points of zero. A comparison ends in
 
-Claim 6: on the last test set, the MLP on twenty times the trials, or twice as wide, is better than
-the MLP as it is, and has 95 %. What it has learned in distribution does not matter: that too is
-what scale should bring.
+    for      what it says is found (this goes first: a small difference may be both)
+    against  the opposite is found
+    open     neither is found, or a run or measurement is missing, or a side has fewer than three
+             seeds that count, or runs of one name have different code, settings or tests
 
-Claim 5 is a rank correlation over the paper's models and the splits, learned or not: how much more
-hidden states are organized like the answer than like the stimulus, with the accuracy on the last
-test set. It holds where the 95 % interval is above 0, and does not hold where it is below. It
-cannot be judged from fewer than six pairs of model and split, or where 0 is inside.
+A seed counts if it has learned its split: 95 % on the last test set in distribution. There are two
+exceptions. In claim 6 all seeds count: scale should bring learning, too. In claim 7 a seed counts
+if it generalizes: 95 % on the last test set of its split.
 
-Claims 7 and 9: the constituents of a task can be decoded where a linear map finds 95 % of what the
-root asks about on the last test set (the mean over operator, letter and color, and over at least
-two seeds). Claim 7 asks it of every model, in its own settings, and split with 95 % or more on that
-test set; claim 9 of the hypernetwork and the plain Transformer on held-out combinations.
+Claim 5 is one comparison: a rank correlation over the paper's models and all splits, of accuracy on
+the last test set with how much more hidden states are organized like the answer than like the
+stimulus. Each value is a mean over at least three seeds that count. The 95 % interval is that of a
+jackknife over models. It lies above zero (for), below zero (against) or around it (open). Fewer
+than four models leave it open. The correlation over seeds that have not learned is only shown.
+Claim 6 compares the MLP of twice the units and twenty times the trials with the default one, and
+with 95 %. All else is equal.
+Claims 7 and 9 compare with 95 % how much of what the root asks about a linear map finds on the last
+test set (the mean of operator, letter and color): in HyperTfmr's code, in the best place, and in
+the last place, the features.
 """
 import argparse
-import math
+import itertools
+import json
+import re
 import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
-from eval import hardest, in_distribution, percent, read, spearman, table  # noqa: E402
+from eval import identity, in_distribution, percent, read, table  # noqa: E402
+from why import spearman  # noqa: E402
 
-LEARNED = 0.95
+LEARNED, WITHIN, SEEDS, MODELS = 0.95, 0.02, 3, 4
+OUTCOMES = "for", "against", "open"
 CROSS = "crossattn[firstread]", "perceiver"  # in the paper's order
 OTHERS = "rnn", "gru", "sstfmr", "dstfmr"
-SYSTEMATIC = "systematic1", "systematic3"
-HARDEST = {"distractor": "distractors40", "systematic1": "ood", "systematic3": "ood"}
-# claim -> (split, test set, model, what it is compared with, is it better?); model[its settings]
+DEFAULT = *OTHERS, "perceiver", "crossattn", "mlp", "hypertfmr", "looptfmr"
+FARTHEST = {"distractor": "distractors40", "productive": "depth9", "systematic1": "ood",
+            "systematic3": "ood"}
+SYSTEMATIC, DEEPER = ("systematic1", "systematic3"), ("depth5", "depth7", "depth9")
+BASELINES, PLACES = ("chance", "no binding", "condition-blind"), ("code", "best", "features")
+DEEP, SHALLOW = "sstfmr[layers4]", "sstfmr[layers1]"
+CORNERS = [f"mlp[{units} units, x{times}]" for units in (512, 1024) for times in (1, 20)]
+RELEASED = {"authors": "crossattn[firstread]", "authors[architecturesstfmr]": "sstfmr",
+            "authors[architecturedstfmr]": "dstfmr", "authors[dim512-architecturernn]": "rnn",
+            "authors[architectureperceiver]": "perceiver", "authors[dim512-architecturegru]": "gru"}
+SCALE = r"default|((dim|steps|batchsize)\d+-?)+"  # settings of the four corners
+UPSTREAM = " gCOG states the task, so a high share upstream says little: compare untrained models."
+GROUNDS = {"Our models on our trials": (False, ""), "The authors' models on our trials": (True, ""),
+           "The authors' models on trials with shortcuts": (True, "_release")}
+# what: a test set, or a place where the task is decoded. counts: the seeds that have "learned", are
+# "general" (have 95 % on the last test set), or "all"
+Comparison = namedtuple("Comparison", "split what model other better counts",
+                        defaults=(True, "learned"))
 CLAIMS = {
-    "1 distractors: only cross-attention stays accurate":
-        [("distractor", "distractors40", a, b, True) for a in CROSS for b in OTHERS],
-    "2 systematic: cross-attention does better":
-        [(split, "ood", a, b, True) for split in SYSTEMATIC for a in CROSS for b in OTHERS],
-    "3 more layers help, but not productive generalization":
-        [*((split, test, "sstfmr[layers4]", "sstfmr[layers1]", True)
-           for split, test in HARDEST.items()),
-         *(("productive", f"depth{d}", "sstfmr[layers4]", "sstfmr[layers1]", False)
-           for d in (5, 7, 9))],
-    "4 productive: every architecture fails beyond its training":
-        [("productive", f"depth{d}", model, baseline, False) for model in OTHERS + CROSS
-         for d in (5, 7, 9) for baseline in ("chance", "condition-blind")],
-    "6 scale alone generalizes":
-        [(split, HARDEST[split], f"mlp[{scaled}]", other, True)
-         for split in ("distractor", "systematic1")
-         for scaled in ("steps16000-batchsize640", "dim1024") for other in ("mlp", "learned")],
-    "8 held-out pairs: a bottleneck does better":
-        [(split, "ood", "hypertfmr", "sstfmr", True) for split in SYSTEMATIC],
+    "Only models with cross-attention resist distractors":
+        [Comparison("distractor", "distractors40", a, b) for a in CROSS for b in OTHERS],
+    "Cross-attention and deeper stacks are better on held-out pairs":
+        [Comparison(split, "ood", a, b) for split in SYSTEMATIC
+         for a, b in [*((a, b) for a in CROSS for b in OTHERS), (DEEP, SHALLOW)]],
+    "More layers help, but neither more layers nor more heads help on deeper trees":
+        [*(Comparison(split, FARTHEST[split], DEEP, SHALLOW)
+           for split in ("distractor", *SYSTEMATIC)),
+         *(Comparison("productive", depth, more, less, False) for depth in DEEPER
+           for more, less in ((DEEP, SHALLOW), ("sstfmr[heads8]", "sstfmr[heads1]")))],
+    "All models fail on deeper trees":
+        [Comparison("productive", depth, model, baseline, False)
+         for model in OTHERS + CROSS for depth in DEEPER
+         for baseline in ("chance", "condition-blind")],
+    "Models generalize if hidden states are organized like the answer": [],  # claim_5
+    "Scaling model and data leads to compositional generalization":
+        [Comparison(split, FARTHEST[split], CORNERS[-1], other, counts="all")
+         for split in ("distractor", "systematic1") for other in (CORNERS[0], LEARNED)],
+    "Where a model generalizes, its task can be decoded":
+        [Comparison(split, place, model, LEARNED, counts="general")
+         for split in FARTHEST for model in DEFAULT for place in ("best", "features")],
+    "A bottleneck is better on held-out pairs":
+        [Comparison(split, "ood", "hypertfmr", "sstfmr") for split in SYSTEMATIC],
+    "On held-out pairs, the task can be decoded with and without a bottleneck":
+        [Comparison(split, place, model, LEARNED) for split in SYSTEMATIC for place in PLACES
+         for model in ("hypertfmr", "sstfmr") if (model, place) != ("sstfmr", "code")],
 }
 # Two-sided 95 % quantiles of Student's distribution for 1 to 8 degrees of freedom
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
 
 
-def better(a, b):
-    """Whether the mean of accuracies a (one per seed) exceeds that of b by more than the
-    difference's 95 % interval (Welch; degrees of freedom rounded down). A single value is exact: a
-    baseline."""
+def interval(a, b):
+    """The difference of the means of a and b (one value per seed), and half its 95 % interval
+    (Welch; degrees of freedom rounded down). A single value is exact."""
     errors = [(statistics.variance(x) / len(x), len(x) - 1) for x in (a, b) if len(x) > 1]
     square = sum(error for error, _ in errors)
     freedom = square ** 2 / sum(error ** 2 / n for error, n in errors) if square else 1
     quantile = STUDENT[min(int(freedom + 1e-9), 8) - 1]
-    return statistics.mean(a) - statistics.mean(b) > quantile * square ** 0.5
+    return statistics.mean(a) - statistics.mean(b), quantile * square ** 0.5
+
+
+def outcome(difference, half, better):
+    """Of a comparison that says better, or no better."""
+    higher = difference > half
+    not_higher = difference < -half or abs(difference) + half <= WITHIN
+    found, opposite = (higher, not_higher) if better else (not_higher, higher)
+    return "for" if found else "against" if opposite else "open"
+
+
+def comparable(seeds):
+    return len({seed["identity"] for seed in seeds}) == 1
 
 
 def name_of(config):
@@ -86,192 +129,190 @@ def name_of(config):
     return config["model"] + f"[{config['settings']}]" * (config["settings"] != "default")
 
 
-def results_of(runs, name):
-    """The results of a model by its name, one per seed."""
-    return [result for config, result in runs if name_of(config) == name]
+def shares(places):
+    """Place -> the share of operator, letter and color (the mean) decoded out of distribution."""
+    return {place: statistics.mean(share for part, share in found.items() if part[:3] == "out")
+            for place, found in places.items() if found}
 
 
-def accuracies(runs, test, name):
-    return [result["accuracy"][test] for result in results_of(runs, name)]
+def numbers(config, result):
+    """What is known of a seed: accuracies, decoded shares, how much more its hidden states are
+    organized like the answer than like the stimulus."""
+    seed = {"identity": identity(config, result), **result["accuracy"]}
+    seed |= shares(result.get("decoded", {}))
+    if "untrained" in result:  # not in archives of the third edition
+        seed["best"] = max(shares(result["decoded"]).values(), default=None)
+        seed["untrained"] = max(shares(result["untrained"]).values(), default=None)
+    if like := result.get("alignment"):
+        seed |= like | {"organized": like["out: answer"] - like["out: stimulus"]}
+    return seed
 
 
-def outcome(agree):
-    return "holds" if all(agree) else "holds in part" if any(agree) else "does not hold"
-
-
-def verdict(splits, comparisons):
-    """What the comparisons say of a claim. Where none can be made: the first run that is missing,
-    or has not learned."""
-    agree, unlearned, missing = [], 0, []
-    for split, test, name, other, expected in comparisons:
-        runs, near = splits.get(split, []), in_distribution(split)[-1]
-        a, b = (accuracies(runs, test, x) for x in (name, other))
-        if other in ("chance", "condition-blind"):
-            b = [result["baselines"][test][other] for _, result in runs][:1]
-        elif len(b) < 2 and other != "learned":
-            missing.append(f"{other} on {split}")
+def on_ground(runs, authors, suffix=""):
+    """(split without suffix, name) -> seeds; a baseline has one. The MLP's also have the name of
+    their corner, where x1 is the number of trials of its default run."""
+    trials = {(config["split"], name_of(config)): config["steps"] * config["batch_size"]
+              for config, _ in runs}
+    found = {}
+    for config, result in runs:
+        split, name = config["split"].removesuffix("_release"), name_of(config)
+        if authors != (config["model"] == "authors") or config["split"] != split + suffix:
             continue
-        if len(a) < 2:
-            missing.append(f"{name} on {split}")
-        elif not name.startswith("mlp") and (
-                learned := statistics.mean(accuracies(runs, near, name))) < LEARNED:
-            missing.append(f"{name} learned {split} to {100 * learned:.0f} %")
-        elif other == "learned":
-            agree.append(statistics.mean(a) >= LEARNED)
-        else:
-            agree.append(better(a, b) == expected)
-            unlearned += len(b) > 1 and statistics.mean(accuracies(runs, near, other)) < LEARNED
-    if not agree:
-        return f"cannot be judged ({missing[0]})"
-    others = f", {unlearned} others not learned" * (unlearned > 0)
-    return f"{outcome(agree)} ({sum(agree)} of {len(agree)}{others})"
+        names, once = [RELEASED.get(name, name)], trials.get((config["split"], "mlp"))
+        if once and config["model"] == "mlp" and re.fullmatch(SCALE, config["settings"]):
+            times = trials[config["split"], name] / once
+            names.append(f"mlp[{config['model_args']['dim']} units, x{times:g}]")
+        for name in names:
+            found.setdefault((split, name), []).append(numbers(config, result))
+        for name in BASELINES:
+            known = {test: of[name] for test, of in result["baselines"].items() if name in of}
+            found[split, name] = [known | {"identity": None}]
+    return found
 
 
-def organized(splits):
-    """What claim 5 compares: how much more hidden states are organized like the answer than like
-    the stimulus, and the accuracy out of distribution. One value per model and split, means over
-    seeds."""
-    means = []
-    for split, runs in splits.items():
-        far = hardest(split)[1]
-        for model in CROSS + OTHERS:
-            seeds = [(r["alignment"]["out: answer"] - r["alignment"]["out: stimulus"],
-                      r["accuracy"][far]) for r in results_of(runs, model)]
-            if seeds:
-                means.append([statistics.mean(part) for part in zip(*seeds)])
-    return torch.tensor(means).reshape(-1, 2).T
+def counted(seeds, split, counts):
+    """The seeds that count."""
+    test = FARTHEST[split] if counts == "general" else in_distribution(split)[-1]
+    return [seed for seed in seeds
+            if counts == "all" or (seed.get(test, 0) >= LEARNED) == (counts != "late")]
 
 
-def claim_5(splits):
-    """The verdict on claim 5, with the correlation and its 95 % interval (Fisher's transformation,
-    of ranks: Fieller et al. 1957)."""
-    x, y = organized(splits)
-    if len(x) < 6:
-        return f"cannot be judged ({len(x)} of 6 pairs)"
-    r = spearman(x, y)
-    center, half = math.atanh(max(-0.999, min(r, 0.999))), 1.96 * 1.03 / (len(x) - 3) ** 0.5
-    low, high = math.tanh(center - half), math.tanh(center + half)
-    says = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be judged"
-    return f"{says} ({r:.2f}: {low:.2f} to {high:.2f})"
+def values(ground, comparison, name):
+    """-> accuracies or decoded shares, one per seed that counts; notes: [(what, whose)]."""
+    split, what, *_, counts = comparison
+    seeds, whose = ground.get((split, name), []), f"{name} on {split}"
+    found = [seed.get(what) for seed in counted(seeds, split, counts)]
+    if not seeds:
+        return [], [("no run", whose)]
+    if not comparable(seeds):
+        return [], [("runs of different code, settings or tests", whose)]
+    if None in found:
+        return [], [("not measured", f"{what} of {whose}")]
+    if len(found) == len(seeds) >= SEEDS:
+        return found, []
+    return found, [("seeds that count", f"{whose} {len(found)} of {len(seeds)}")]
 
 
-def generalizing(splits):
-    """The pairs of split and model, in its own settings, with 95 % on the last test set."""
-    pairs = [(split, model) for split, runs in splits.items()
-             for model in dict.fromkeys(c["model"] for c, _ in runs if c["settings"] == "default")]
-    return [(split, model) for split, model in pairs if statistics.mean(
-            accuracies(splits[split], hardest(split)[1], model)) >= LEARNED]
+def judge(ground, comparison):
+    """-> for, against or open; the difference, or None; notes: [(what, whose)]."""
+    split, what, model, other, better, _ = comparison
+    exact = other in BASELINES or other == LEARNED
+    a, notes = values(ground, comparison, model)
+    b, more = ([], []) if exact else values(ground, comparison, other)
+    if len(a) < SEEDS or len(b) < SEEDS and not exact:
+        return "open", None, notes + more
+    if exact:
+        b = [ground[split, other][0][what] if other in BASELINES else LEARNED]
+    difference, half = interval(a, b)
+    return outcome(difference, half, better), difference, notes + more
 
 
-def decoded(result, where):
-    """The mean of what `decoding` found "in" or "out" of distribution. None in older results."""
-    shares = [share for part, share in result.get("decoded", {}).items() if part.startswith(where)]
-    return statistics.mean(shares) if shares else None
+def correlation(found, without=None):
+    pairs = [pair for model in found if model != without for pair in found[model]]
+    return spearman(*torch.tensor(pairs).T)
 
 
-def decodable(splits, pairs):
-    """The verdict on claims 7 and 9 over (split, model) pairs, and how much is decoded."""
-    shares = []
-    for split, model in pairs:
-        found = [decoded(r, "out") for r in results_of(splits.get(split, []), model)]
-        if len(found) > 1 and None not in found:
-            shares.append(statistics.mean(found))
-    if not shares:
-        return "cannot be judged (no such runs)"
-    agree = [share >= LEARNED for share in shares]
-    return (f"{outcome(agree)} ({sum(agree)} of {len(agree)}: {100 * min(shares):.0f} to "
-            f"{100 * max(shares):.0f} %)")
+def claim_5(ground):
+    """What `judge` gives, for the one comparison of claim 5."""
+    says, notes = "open", []
+    for counts, word in ("learned", "learned"), ("late", "not learned"):
+        found, text = {}, "fewer than four models"  # model -> (organized, accuracy) pairs
+        for split, model in itertools.product(FARTHEST, OTHERS + CROSS):
+            seeds = ground.get((split, model), [])
+            pairs = [(seed["organized"], seed[FARTHEST[split]])
+                     for seed in counted(seeds, split, counts) if "organized" in seed]
+            if len(pairs) >= SEEDS and comparable(seeds):
+                found.setdefault(model, []).append([*map(statistics.mean, zip(*pairs))])
+        if (n := len(found)) >= MODELS:
+            r, without = correlation(found), [correlation(found, model) for model in found]
+            half = STUDENT[n - 2] * statistics.stdev(without) * (n - 1) / n ** 0.5
+            text = f"rank correlation {r:.2f}±{half:.2f} over {n} models"
+            if counts == "learned" and abs(r) > half:
+                says = "for" if r > 0 else "against"
+        notes.append((word, text))
+    return says, None, notes
 
 
-def released(runs):
-    """The runs of models/authors.py as released, under our models' names."""
-    names = {"authors": ("crossattn", "firstread")}
-    for settings in ("dim512-architecturernn", "dim512-architecturegru", "architecturesstfmr",
-                     "architecturedstfmr", "architectureperceiver"):
-        names[f"authors[{settings}]"] = settings.partition("architecture")[2], "default"
-    return [(config | dict(zip(("model", "settings"), names[name_of(config)])), result)
-            for config, result in runs if name_of(config) in names]
+def sentence(findings):
+    """What was seen in comparisons: their differences, and six notes of a kind."""
+    parts, notes = [], {}
+    for says, word in zip(OUTCOMES, ("for", "against", "undecided")):
+        seen = sorted(100 * gap for was, gap, _ in findings if was == says and gap is not None)
+        if seen:
+            parts.append(f"{word}: {seen[0]:+.1f} to {seen[-1]:+.1f} points")
+    for what, whose in (note for *_, several in findings for note in several):
+        notes.setdefault(what, {})[whose] = None  # each once
+    for what, whose in notes.items():
+        more = f" and {len(whose) - 6} more" * (len(whose) > 6)
+        parts.append(f"{what}: {', '.join([*whose][:6])}{more}")
+    return "; ".join(parts)
 
 
-def ours(runs):
-    return [run for run in runs if run[0]["model"] != "authors"]
+def claims_text(runs):
+    """For each ground, a line per claim: the three counts, and a sentence of what was seen."""
+    lines = []
+    for title, which in GROUNDS.items():
+        ground = on_ground(runs, *which)
+        lines.append(f"\n{title}:\n")
+        for number, (claim, comparisons) in enumerate(CLAIMS.items(), 1):
+            findings = [judge(ground, c) for c in comparisons] or [claim_5(ground)]
+            says = [finding[0] for finding in findings]
+            counts = ", ".join(f"{says.count(one)} {one}" for one in OUTCOMES)
+            upstream = UPSTREAM * any(c.what in PLACES for c in comparisons)
+            lines.append(f"{number}. {claim}: **{counts}**. {sentence(findings)}.{upstream}")
+    return "\n".join(lines)
 
 
-def unchanged(runs):
-    """Name -> the results of models with their own settings or in the paper's order."""
-    names = {name_of(config) for config, _ in runs
-             if name_of(config) in (config["model"], *CROSS)}
-    return {name: results_of(runs, name) for name in sorted(names)}
-
-
-def claims_table(splits):
-    """A row per claim, and a column for our models and for the authors'."""
-    columns = []
-    for part in ours, released:
-        chosen = {split: part(runs) for split, runs in splits.items()}
-        pairs = [(split, model) for split in SYSTEMATIC for model in ("hypertfmr", "sstfmr")]
-        columns.append({
-            **{claim: verdict(chosen, comparisons) for claim, comparisons in CLAIMS.items()},
-            "5 organized like the answer: generalizes better": claim_5(chosen),
-            "7 generalizes: its task can be decoded": decodable(chosen, generalizing(chosen)),
-            "9 held-out pairs: both decode the task": decodable(chosen, pairs)})
-    return table(["claim", "our models", "the authors' models"],
-                 [[claim, *(column[claim] for column in columns)] for claim in sorted(columns[0])])
-
-
-def summary_table(splits):
-    """A row per baseline and per model of `unchanged`, a column per split: accuracy on the last
-    test set in distribution, and on the last one out of it with its spread over seeds."""
-    rows = {baseline: {} for baseline in ("chance", "no binding", "condition-blind")}
-    for split, runs in splits.items():
-        near, far = hardest(split)
-        baselines = runs[0][1]["baselines"]
-        found = {name: [{near: baselines[near].get(name, 1), far: value}]
-                 for name, value in baselines[far].items()}
-        for name, results in unchanged(ours(runs)).items():
-            found[name] = [result["accuracy"] for result in results]
-        for name, seeds in found.items():
+def summary_table(runs):
+    """A row per baseline and default model, a column per split: accuracy on the last test set in
+    distribution -> on the last one of all, with its spread over seeds."""
+    ground, header, rows = on_ground(runs, False), ["accuracy in %"], {}
+    for split, far in FARTHEST.items():
+        near = in_distribution(split)[-1]
+        header.append(f"{split}: {near} -> {far}")
+        for name in (*BASELINES, *DEFAULT, *CROSS[:1], *CORNERS[1:]):
+            seeds = ground.get((split, name), [])
             left, right = (percent(seed.get(test) for seed in seeds) for test in (near, far))
-            rows.setdefault(name, {})[split] = f"{left.partition('±')[0]} -> {right}"
-    header = ["accuracy in %", *(f"{split}: {' -> '.join(hardest(split))}" for split in splits)]
-    return table(header, [[name, *(cells.get(split, "") for split in splits)]
-                          for name, cells in rows.items() if cells])
+            is_shown = right and comparable(seeds)
+            rows.setdefault(name, [name]).append(
+                f"{left.partition('±')[0]} -> {right}" if is_shown else "")
+    return table(header, [row for row in rows.values() if any(row[1:])])
 
 
-def alignment_table(splits):
-    """A row per split and model of `unchanged`, and of the authors' as released, means over seeds:
-    how much hidden states are organized like stimulus, instruction and answer, and what can be
-    decoded from them (the mean share of operator, letter and color), in and out of distribution."""
-    rows, parts = [], next(iter(splits.values()))[0][1]["alignment"]
-    for split, runs in splits.items():
-        models = unchanged(ours(runs)).items()
-        theirs = (("authors' " + name, r) for name, r in unchanged(released(runs)).items())
-        for name, results in (*models, *theirs):
-            means = (f"{statistics.mean(r['alignment'][part] for r in results):.2f}"
-                     for part in parts)
-            found = (percent([decoded(r, where) for r in results]) for where in ("in", "out"))
-            out = percent([r["accuracy"].get(hardest(split)[1]) for r in results])
-            rows.append([f"{split}, {name}", *means, *found, out])
-    header = ["rank correlation of similarities with", *parts, "decoded in", "decoded out"]
-    return table([*header, "accuracy out"], rows)
+def states_table(runs):
+    """A row per model and split: rank correlations of hidden states, out of distribution, and the
+    share of the task that is decoded in each place, and in the best place before training."""
+    like, rows = [f"out: {part}" for part in ("stimulus", "instruction", "answer")], []
+    for title, which in GROUNDS.items():
+        for (split, name), seeds in sorted(on_ground(runs, *which).items()):
+            seeds = [seed for seed in seeds if "organized" in seed]
+            if seeds and comparable(seeds) and name in (*DEFAULT, *CROSS):
+                means = [statistics.mean(seed[key] for seed in seeds) for key in like]
+                cells = [percent(seed.get(key) for seed in seeds)
+                         for key in (*PLACES, "untrained", FARTHEST[split])]
+                label = f"{title.partition(' on ')[0]}, {split}, {name}"
+                rows.append([label, *(f"{mean:.2f}" for mean in means), *cells])
+    return table(["hidden states", *like, *PLACES, "untrained", "accuracy"], rows)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS)
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
                         help="run folders, or folders above them (default: runs)")
-    args, runs, splits = parser.parse_args(argv), {}, {}
+    args, runs = parser.parse_args(argv), {}
     for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
-        config = read(path.with_name("config.json"))
-        name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
-        if config["split"] in data.SPLITS:  # it may have been removed
-            runs[name] = config, read(path)  # the same run in two folders is no second seed
+        config, result = read(path.with_name("config.json")), read(path)
+        if (why := path.with_name("why.json")).exists():
+            result |= json.loads(why.read_text())
+        elif "decoded" in result:  # an archive of the third edition
+            result["decoded"] = {"features": result["decoded"]}
+        if config["split"] in data.SPLITS and config["split"].removesuffix("_release") in FARTHEST:
+            name = (config[key] for key in ("split", "model", "settings", "seed"))
+            runs[*name, identity(config, result)] = config, result  # a copy is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    for (split, *_), run in runs.items():
-        splits.setdefault(split, []).append(run)
-    for make in summary_table, alignment_table, claims_table:
-        print(f"\n{make(splits)}")
+    for make in summary_table, states_table, claims_text:
+        print(f"\n{make([*runs.values()])}")
 
 
 if __name__ == "__main__":

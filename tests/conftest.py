@@ -9,8 +9,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 import eval as evaluation  # noqa: E402
 import train  # noqa: E402
 
-evaluation.TEST_TRIALS = evaluation.RSA_TRIALS = evaluation.FIT_TRIALS = train.LOG_TRIALS = 50
-train.SAVE_EVERY = 3
+evaluation.TEST_TRIALS = train.LOG_TRIALS = 50
+train.REPORT_EVERY = 3
 
 
 def pytest_addoption(parser):

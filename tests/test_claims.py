@@ -1,139 +1,232 @@
-"""The rule that judges the paper's claims, on runs made up so that the verdict is known."""
+"""The rules that judge the papers' claims, on runs made up so that the outcome is known."""
 import json
 
 import pytest
 
 import claims
 import data
-import eval as evaluation
+from claims import interval, outcome
+
+TWIN = "distractor_release"
+AUTHORS = {name: label for label, name in claims.RELEASED.items()}
 
 
-def test_better_needs_more_than_the_interval_over_seeds():
+def like(answer):
+    return {"out: stimulus": 0, "out: instruction": 0, "out: answer": answer}
+
+
+def fake(name, accuracies, split="distractor", learned=1.0, **changes):
+    """Runs of one model, a seed for each accuracy out of distribution. `learned` in distribution,
+    of all seeds or of each."""
+    model, _, settings = name.rstrip("]").partition("[")
+    tests = list(data.SPLITS[split])[1:]
+    near = claims.in_distribution(split.removesuffix("_release"))[-1]
+    config = {"split": split, "model": model, "settings": settings or "default", "steps": 1,
+              "batch_size": 1, "precision": "", "model_args": {"dim": 512}}
+    result = {"kinds": {}, "tests": {}, "log": [], "alignment": like(0),
+              "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests}}
+    shares = learned if isinstance(learned, list) else [learned] * len(accuracies)
+    return [(config | {"seed": seed} | {key: changes[key] for key in changes if key not in KEYS},
+             result | {"accuracy": dict.fromkeys(tests, value) | {near: share}}
+             | {key: changes[key] for key in changes if key in KEYS})
+            for seed, (value, share) in enumerate(zip(accuracies, shares))]
+
+
+KEYS = "alignment", "decoded", "untrained", "tests"  # of a result, not of a config
+HIGH, LOW, EQUAL = [0.98, 0.99, 0.985], [0.5, 0.51, 0.52], [0.985, 0.98, 0.99]
+CROSS = fake("crossattn[firstread]", HIGH) + fake("perceiver", HIGH)
+
+
+def judged(runs, number, ground=0):
+    """The counts of a claim on a ground, as "for/against/open", and the sentence."""
+    text = claims.claims_text(runs).split("\n\n")[1::2][ground].splitlines()[number - 1]
+    head, counts, seen = text.split("**")
+    assert head.startswith(f"{number}. ")
+    return "/".join(part.split()[0] for part in counts.split(", ")), seen
+
+
+def test_the_interval_over_seeds_and_the_three_outcomes():
     """Means 0.8, 0.5; with variances 0.01 and three seeds each the interval is 2.78 * 0.0816. With
     variances 0.01 and 0 there are two degrees of freedom, not four: 4.30 * 0.0577."""
     high, low = [0.7, 0.8, 0.9], [0.4, 0.5, 0.6]
-    assert claims.better(high, low) and not claims.better(low, high)
-    assert not claims.better(high, [x + 0.1 for x in low])
-    assert claims.better(high, 3 * [0.54]) and not claims.better(high, 3 * [0.56])
-    assert claims.better([0.5, 0.5], [0.4, 0.4]) and not claims.better([0.5, 0.5], [0.5, 0.5])
-    assert claims.better([0.5, 0.52], [0.35])  # a baseline is exact: an interval of 12.7 * 0.01
-    assert not claims.better([0.44, 0.48], [0.35])
+    assert interval(high, low) == pytest.approx((0.3, 2.78 * 0.0816), abs=1e-3)
+    assert interval(high, 3 * [0.5]) == pytest.approx((0.3, 4.30 * 0.0577), abs=1e-3)
+    assert interval([0.5, 0.52], [0.35]) == pytest.approx((0.16, 12.71 * 0.01))  # exact: a baseline
+    for difference, half, better, no_better in (
+            (0.3, 0.2, "for", "against"), (-0.3, 0.2, "against", "for"),
+            (0.3, 0.4, "open", "open"), (0.0, 0.01, "against", "for"),
+            (0.01, 0.011, "open", "open"), (-0.015, 0.004, "against", "for"),
+            (0.01, 0.005, "for", "for")):  # within 2 points and yet better: as the claim says
+        assert outcome(difference, half, True) == better
+        assert outcome(difference, half, False) == no_better
 
 
-def fake(model, accuracies, split="distractor", settings="default", learned=1.0, like_answer=0.0,
-         decoded=None):
-    """Runs of one model, a seed for each accuracy out of distribution."""
-    tests, near = list(data.SPLITS[split])[1:], evaluation.in_distribution(split)[-1]
-    config = {"split": split, "model": model, "settings": settings, "steps": 1, "precision": "",
-              "model_args": {}}
-    baselines = {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests}
-    return [(config | {"seed": seed},
-             {"accuracy": dict.fromkeys(tests, value) | {near: learned}, "kinds": {}, "tests": {},
-              "decoded": {} if decoded is None else {"in: letter": 0.5, "out: letter": decoded},
-              "log": [], "baselines": baselines,
-              "alignment": {"out: stimulus": 0.2, "out: answer": 0.2 + like_answer}})
-            for seed, value in enumerate(accuracies)]
+@pytest.mark.parametrize("ground, split, name", [
+    (0, "distractor", str), (1, "distractor", AUTHORS.get), (2, TWIN, AUTHORS.get)])
+def test_each_outcome_on_each_ground(monkeypatch, ground, split, name):
+    """... and nothing on the other grounds."""
+    monkeypatch.setitem(data.SPLITS, TWIN, data.SPLITS["distractor"])
+    cross = [run for model in claims.CROSS for run in fake(name(model), HIGH, split)]
+    for other, counts in ((LOW, "2/0/6"), (EQUAL, "0/2/6"), ([0.2, 0.9, 1], "0/0/8")):
+        runs = cross + fake(name("gru"), other, split)
+        assert [judged(runs, 1, place)[0] for place in range(3)] == [
+            counts if place == ground else "0/0/8" for place in range(3)]
+    seen = judged(cross + fake(name("gru"), LOW, split), 1, ground)[1]
+    assert "for: +47.5 to +47.5 points; no run: rnn on distractor, " in seen
 
 
-READ = {"settings": "firstread"}
-CROSS = fake("crossattn", [0.98, 0.99], **READ) + fake("perceiver", [0.98, 0.99])
-RNN = fake("rnn", [0.5, 0.51])
-DEEP, SHALLOW, SCALED = ({"settings": x} for x in ("layers4", "layers1", "dim1024"))
+def test_authors_models_count_as_released_alone():
+    runs = fake("authors", HIGH) + fake("authors[architecturernn]", LOW)  # 256 units
+    runs += fake("authors[architecturedstfmr-embedonehot]", LOW)
+    assert judged(runs, 1, 1)[0] == "0/0/8"
 
 
-@pytest.mark.parametrize("claim, runs, expected", [
-    ("1", CROSS + RNN, "holds (2 of 2)"),
-    ("1", CROSS + fake("rnn", [0.5, 0.51], learned=0.5), "holds (2 of 2, 2 others not learned)"),
-    ("1", CROSS + RNN + fake("sstfmr", [0.99, 1]), "holds in part (2 of 4)"),
-    ("1", CROSS + RNN + fake("sstfmr", [0.99, 1], settings="dim64"), "holds (2 of 2)"),
-    ("1", CROSS + fake("rnn", [0.99, 1]), "does not hold (0 of 2)"),
-    ("1", CROSS + fake("rnn", [0.5]), "cannot be judged (rnn on distractor)"),  # one seed
-    ("1", fake("crossattn", [0.9, 0.91], learned=0.94, **READ) + fake("crossattn", [1, 1]) + RNN,
-     "cannot be judged (crossattn[firstread] learned distractor to 94 %)"),
-    ("3", fake("sstfmr", [0.9, 0.91], **DEEP) + fake("sstfmr", [0.5, 0.51], **SHALLOW)
-     + fake("sstfmr", [0.3, 0.31], "productive", **DEEP)
-     + fake("sstfmr", [0.3, 0.31], "productive", **SHALLOW), "holds (4 of 4)"),
-    ("3", fake("sstfmr", [0.9], **DEEP) + fake("sstfmr", [0.5, 0.51], **SHALLOW)
-     + fake("sstfmr", [0.91], settings="layers4-heads8"), "cannot be judged"),
-    ("4", fake("gru", [0.3, 0.31], "productive"), "holds (6 of 6)"),
-    ("4", fake("gru", [0.4, 0.401], "productive"), "holds in part (3 of 6)"),  # above chance
-    ("6", fake("mlp", [0.5, 0.51]) + fake("mlp", [0.97, 0.98], learned=0.9, **SCALED),
-     "holds (2 of 2)"),
-    ("6", fake("mlp", [0.5, 0.51]) + fake("mlp", [0.7, 0.71], **SCALED), "holds in part (1 of 2)"),
-    ("8", fake("hypertfmr", [0.98, 0.99], "systematic1") + fake("sstfmr", [0.9, 0.91],
-     "systematic1", learned=0.9), "holds (1 of 1, 1 others not learned)"),
-])
-def test_verdicts_follow_the_rule(claim, runs, expected):
-    text = next(text for text in claims.CLAIMS if text.startswith(claim))
-    assert claims.verdict(of_splits(runs), claims.CLAIMS[text]).startswith(expected)
-    assert row(runs, claim)[0].startswith(expected)
+@pytest.mark.parametrize("claim", range(1, 10))
+def test_a_missing_run_never_counts_against_a_claim(claim):
+    """Without any runs, all is open. Without those of one model, fewer outcomes are not open."""
+    assert judged([], claim)[0].startswith("0/0/")
+    runs = [run for split in claims.FARTHEST for model in claims.DEFAULT
+            for run in fake(model, HIGH, split)] + CROSS
+    full = [*map(int, judged(runs, claim)[0].split("/"))]
+    for missing in claims.DEFAULT:
+        left = [run for run in runs if run[0]["model"] != missing]
+        less = [*map(int, judged(left, claim)[0].split("/"))]
+        assert less[0] <= full[0] and less[1] <= full[1] and less[2] >= full[2]
 
 
-def of_splits(runs):
-    return {split: [run for run in runs if run[0]["split"] == split] for split in data.SPLITS}
+def test_seeds_count_that_have_learned():
+    late = fake("perceiver", [0.98, 0.99, 0.3], learned=[1, 1, 0.4])
+    counts, seen = judged(late + fake("rnn", LOW), 1)
+    assert counts == "0/0/8" and "seeds that count: perceiver on distractor 2 of 3" in seen
+    late = fake("perceiver", [0.98, 0.99, 0.3, 0.985], learned=[1, 1, 0.4, 0.95])
+    counts, seen = judged(late + fake("rnn", LOW), 1)
+    assert counts == "1/0/7" and "for: +47.5 to +47.5 points" in seen
+    assert "seeds that count: perceiver on distractor 3 of 4" in seen
+    assert judged(CROSS + fake("rnn", LOW, learned=0.94), 1)[0] == "0/0/8"  # says nothing
+    assert judged(CROSS + fake("rnn", LOW[:2]), 1)[0] == "0/0/8"
 
 
-def row(runs, claim):  # -> the verdicts on our models and on the authors'
-    table = claims.claims_table(of_splits(runs))
-    line, = (line for line in table.splitlines() if f"| {claim} " in line)
-    return [cell.strip() for cell in line.split("|")[2:4]]
+def test_seeds_of_different_code_or_settings_are_not_pooled():
+    for changes in ({"code": {"data.py": "abc"}}, {"steps": 2}, {"model_args": {"dim": 9}},
+                    {"tests": {"a": 1}}):
+        runs = CROSS + fake("rnn", LOW) + fake("rnn", LOW, **changes)[1:]
+        counts, seen = judged(runs, 1)
+        assert counts == "0/0/8"
+        assert "runs of different code, settings or tests: rnn on distractor" in seen
 
 
-def test_the_authors_models_are_judged_apart_and_as_released():
-    """crossattn and dstfmr with 256 units, gru with 512; not with another embedding or width."""
-    theirs = [*fake("authors", [0.98, 0.99]),
-              *fake("authors", [0.5, 0.51], settings="architecturedstfmr"),
-              *fake("authors", [0.5, 0.51], settings="dim512-architecturegru"),
-              *fake("authors", [1.0, 1.0], settings="architecturernn"),
-              *fake("authors", [1.0, 1.0], settings="embedonehot")]
-    assert row(theirs, 1) == ["cannot be judged (rnn on distractor)", "holds (2 of 2)"]
-    assert row(theirs + CROSS + RNN, 1) == ["holds (2 of 2)", "holds (2 of 2)"]
+def test_claims_2_3_and_8_compare_on_their_splits():
+    deep = [run for split, values in (("distractor", HIGH), ("systematic1", HIGH),
+                                      ("productive", LOW))
+            for run in fake("sstfmr[layers4]", values, split)]
+    shallow = [run for split in ("distractor", "systematic1", "productive")
+               for run in fake("sstfmr[layers1]", LOW, split)]
+    assert judged(deep + shallow, 2)[0] == "1/0/17"
+    assert judged(deep + shallow, 3)[0] == "2/0/7"  # three seeds and an interval of 2.3 points
+    equal = [0.5, 0.501, 0.502]
+    runs = [run for layers in "41" for run in fake(f"sstfmr[layers{layers}]", equal, "productive")]
+    assert judged(runs, 3)[0] == "3/0/6"
+    runs = fake("sstfmr[heads8]", HIGH, "productive") + fake("sstfmr[heads1]", equal, "productive")
+    assert judged(runs, 3)[0] == "0/3/6"
+    for bottleneck, counts in ((HIGH, "1/0/1"), (LOW, "0/1/1"), ([0.5, 0.9, 1], "0/0/2")):
+        runs = fake("hypertfmr", bottleneck, "systematic1") + fake("sstfmr", [0.8, 0.81, 0.82],
+                                                                   "systematic1")
+        assert judged(runs, 8)[0] == counts
 
 
-def test_claims_7_and_9_ask_what_can_be_decoded():
-    """Claim 7 where 95 % are right on the last test set, claim 9 where it may be less."""
-    runs = (fake("hypertfmr", [0.8, 0.81], "systematic1", decoded=0.96)
-            + fake("sstfmr", [0.95, 0.96], "systematic1", decoded=0.9)
-            + fake("gru", [1, 1], decoded=0.95) + fake("rnn", [1, 1]) + fake("mlp", [1], decoded=0)
-            + fake("sstfmr", [1, 1], "systematic1", settings="dim64", decoded=0))
-    assert row(runs, 7)[0] == "holds in part (1 of 2: 90 to 95 %)"
-    assert row(runs, 9)[0] == "holds in part (1 of 2: 90 to 96 %)"
-    assert row(RNN, 9) == row(RNN, 7) == ["cannot be judged (no such runs)"] * 2
+@pytest.mark.parametrize("accuracies, counts", [
+    ([0.30, 0.31, 0.32], "6/0/30"), ([0.35, 0.351, 0.352], "6/0/30"),  # within 2 points of chance
+    ([0.40, 0.401, 0.402], "3/3/30"), (HIGH, "0/6/30"), ([0.3, 0.5, 0.9], "0/0/36")])
+def test_claim_4_says_no_better_than_a_baseline(accuracies, counts):
+    assert judged(fake("gru", accuracies, "productive"), 4)[0] == counts
+    assert judged(fake("gru", accuracies, "productive", learned=0.9), 4)[0] == "0/0/36"
 
 
-@pytest.mark.parametrize("sign, expected", [
-    (1, "holds (0.89: 0.23 to 0.99)"), (-1, "does not hold (-0.89: -0.99 to -0.23)"),
-    (0, "cannot be judged (5 of 6"), (-2, "does not hold (-1.00: ")])
-def test_claim_5_is_a_rank_correlation(sign, expected):
-    """Ranks 1 2 3 4 5 6 against 2 1 3 4 6 5 give r = 1 - 6 * 4 / (6 * 35) = 0.886, whose interval
-    is tanh(1.402 - 1.166) to tanh(1.402 + 1.166). looptfmr, not the paper's, does not count."""
-    runs = fake("looptfmr", [0.1], like_answer=sign)
-    ranks = (2, 1, 3, 4, 6, 5) if abs(sign) < 2 else range(1, 7)
-    for i, (model, rank) in enumerate(zip(claims.CROSS + claims.OTHERS, ranks)):
-        name, _, settings = model.rstrip("]").partition("[")
-        runs += fake(name, [0.1 * rank] * 2, settings=settings or "default",
-                     like_answer=sign * i / 10)
-    assert claims.claim_5({"distractor": runs if sign else runs[:10]}).startswith(expected)
+def organized(models, answers, accuracies, **changes):
+    return [run for model, more, accuracy in zip(models, answers, accuracies)
+            for run in fake(model, [accuracy] * 3, **changes,
+                            alignment=like(more))]
+
+
+@pytest.mark.parametrize("sign, counts", [(1, "1/0/0"), (-1, "0/1/0")])
+def test_claim_5_is_a_rank_correlation_of_what_was_learned(sign, counts):
+    """Ranks 1 to 6 against 1 2 3 4 6 5: r = 1 - 6 * 2 / (6 * 35) = 0.94. Left out one by one, four
+    times 1 - 6 * 2 / (5 * 24) = 0.9, and twice 1: the interval is 2.57 * 5 / 6 ** 0.5 * 0.0516."""
+    models, answers = claims.OTHERS + claims.CROSS, [sign * k / 10 for k in range(6)]
+    runs = organized(models, answers, [0.1, 0.2, 0.3, 0.4, 0.6, 0.5])
+    result, seen = judged(runs, 5)
+    assert result == counts and f"learned: rank correlation {sign * 0.94:.2f}±0.27 over 6" in seen
+    late = organized(models, answers, [0.1, 0.2, 0.3, 0.4, 0.6, 0.5], learned=0.5)
+    result, seen = judged(late, 5)
+    assert result == "0/0/1" and "not learned: rank correlation" in seen
+    assert judged(runs[:9], 5)[0] == "0/0/1" and judged(runs[:9] + late[9:], 5)[0] == "0/0/1"
+    mixed = organized(models, answers, [0.3, 0.6, 0.1, 0.5, 0.2, 0.4])
+    assert judged(mixed, 5)[0] == "0/0/1"
+
+
+def scaled(accuracies, split="distractor", units=1024, times=20, settings="dim1024-steps20"):
+    return fake(f"mlp[{settings}]", accuracies, split, learned=0.5, model_args={"dim": units},
+                steps=times)
+
+
+def test_claim_6_finds_the_corners_by_units_and_trials():
+    """... whether or not the MLP has learned in distribution."""
+    small = fake("mlp", LOW, learned=0.5)
+    assert judged(small + scaled([0.96, 0.961, 0.962]), 6)[0] == "2/0/2"
+    assert judged(small + scaled([0.7, 0.701, 0.702]), 6)[0] == "1/1/2"
+    assert judged(small + scaled(LOW, settings="dim1024-batchsize20"), 6)[0] == "0/1/3"
+    for other in (scaled(HIGH, times=10), scaled(HIGH, units=512), scaled(HIGH)[:2],
+                  scaled(HIGH, settings="dim1024-steps20-lr0.1")):
+        assert judged(small + other, 6)[0] == "0/0/4"
+    assert judged(scaled(HIGH), 6)[0] == "0/0/4"  # twenty times of what?
+
+
+def places(**shares):
+    return {place.replace("_", " "): {"in: letter": 0.5, "out: letter": share, "out: color": share}
+            for place, share in shares.items()}
+
+
+def test_claims_7_and_9_ask_what_can_be_decoded_where():
+    """In the best and last place: claim 7 where a model generalizes, 9 where it has learned."""
+    known = {"decoded": places(block_1=0.99, features=0.2, code=0.97), "untrained": places(code=1)}
+    runs = fake("hypertfmr", [0.8, 0.81, 0.82], "systematic1", **known)
+    assert judged(runs, 7)[0] == "0/0/72"
+    counts, seen = judged(runs, 9)
+    assert counts == "2/1/7" and "for: +2.0 to +4.0 points; against: -75.0 to -75.0 points" in seen
+    assert "gCOG states the task" in seen
+    runs = fake("sstfmr", HIGH, "systematic1", **known)
+    assert judged(runs, 7)[0] == "1/1/70" and judged(runs, 9)[0] == "1/1/8"
+    old = fake("sstfmr", HIGH, "systematic1", decoded=places(features=0.99))  # nothing else
+    counts, seen = judged(old, 7)
+    assert counts == "1/0/71" and "not measured: best of sstfmr on systematic1" in seen
+    unmeasured = fake("sstfmr", HIGH, "systematic1")
+    assert judged(unmeasured, 7)[0] == "0/0/72" and judged(unmeasured, 9)[0] == "0/0/10"
 
 
 def test_three_tables_of_the_runs(tmp_path, capsys):
-    """... which count none twice: one seed of sstfmr in two folders cannot be compared with."""
-    runs = CROSS + 2 * fake("sstfmr", [0.5]) + fake("rnn", [0.5, 0.51], decoded=0.25)
-    runs += fake("rnn", [0.9], settings="dim64") + fake("authors", [0.9])
+    """... which count no run twice, and read why.json where it is."""
+    runs = CROSS + 2 * fake("sstfmr", [0.5]) + fake("rnn", LOW, decoded={"out: letter": 0.25})
+    runs += fake("rnn[dim64]", [0.9]) + fake("authors", [0.9])
     for i, (config, result) in enumerate(runs):
         folder = tmp_path / str(i)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "result.json").write_text(json.dumps(result))
+    why = {"alignment": like(0.75),
+           "decoded": places(features=0.125, code=0.5), "untrained": places(features=1)}
+    (tmp_path / "0" / "why.json").write_text(json.dumps(why))
     claims.main([str(tmp_path)])
-    summary, states, verdicts = ([[cell.strip() for cell in line.split("|")[1:-1]]
-                                  for line in table.splitlines()]
-                                 for table in capsys.readouterr().out.strip().split("\n\n"))
-    assert [row[0] for row in summary[2:]] == ["chance", "condition-blind", "crossattn[firstread]",
-                                               "perceiver", "rnn", "sstfmr"]
-    assert summary[2][1] == "35.0 -> 35.0" and summary[6][1] == "100.0 -> 50.5±0.7"
-    state = "distractor, rnn", "0.20", "0.20", "50.0±0.0", "25.0±0.0", "50.5±0.7"
-    assert [*state] in states
-    assert [row[0] for row in states[2:]] == [f"distractor, {name}" for name in (
-        "crossattn[firstread]", "perceiver", "rnn", "sstfmr", "authors' crossattn[firstread]")]
-    assert verdicts[2][1] == "holds (2 of 2)"
+    summary, states, text = capsys.readouterr().out.strip().split("\n\n", 2)
+    summary, states = ([[cell.strip() for cell in line.split("|")[1:-1]]
+                        for line in table.splitlines()] for table in (summary, states))
+    names = [row[0] for row in summary[2:]]
+    assert {*names} == {"chance", "condition-blind", *claims.CROSS, "rnn", "sstfmr"}
+    cells = dict(row[:2] for row in summary[2:])
+    assert cells["chance"] == "35.0 -> 35.0" and cells["rnn"] == "100.0 -> 51.0±1.0"
+    rows = {row[0]: row[1:] for row in states[2:]}
+    assert rows["Our models, distractor, rnn"] == [
+        "0.00", "0.00", "0.00", "", "", "25.0±0.0", "", "51.0±1.0"]
+    cross = rows["Our models, distractor, crossattn[firstread]"]  # why.json of one seed in three
+    assert cross[2:7] == ["0.25", "50.0", "50.0", "12.5", "100.0"]
+    assert "The authors' models, distractor, crossattn[firstread]" in rows and len(rows) == 5
+    assert "sstfmr on distractor 1 of 1" in text

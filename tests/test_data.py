@@ -9,6 +9,7 @@ import json
 import pathlib
 import random
 import time
+import types
 from collections import Counter
 
 import pytest
@@ -16,7 +17,8 @@ import torch
 
 import conftest  # noqa: F401  the import path, where this file runs as a program
 import data
-from data import IF_ELSE, OPERATORS, SPLITS, TRUE, Batches, Pool, Subset, descend, evaluate, trials
+from data import (IF_ELSE, OPERATORS, SPLITS, TRUE, Batches, Operator, Pool, Subset, descend,
+                  evaluate, trials)
 
 NUMBER = {operator: number for number, operator in enumerate(OPERATORS, 1)}
 TEST_SETS = [(split, subset) for split in SPLITS for subset in SPLITS[split] if subset != "train"]
@@ -24,6 +26,12 @@ SETS = [(split, subset, depth) for split in SPLITS for subset in SPLITS[split]
         for depth in SPLITS[split][subset].depths]  # also those that a student adds
 FINGERPRINTS = pathlib.Path(__file__).parent / "fingerprints.json"
 slow = pytest.mark.slow
+
+
+def few_twins(sets):
+    """Most twins run with --slow only."""
+    return [pytest.param(*x, marks=slow) if x[0].endswith("_release")
+            and x[1] not in ("iid", "depth3") else x for x in sets]
 
 
 @functools.cache
@@ -63,7 +71,9 @@ def check(subset, depth, n):
             assert operator != "GetShape" or colors.count(token[2]) == 1
             assert all(len(cells) == (truth or operator != "Exist") for cells in found)
             assert operator.startswith("Get") or truth == (said == TRUE)
-            if operator == "Exist":
+            if operator == "Exist" and subset.shortcuts:
+                pairs = pairs if truth else []
+            elif operator == "Exist":
                 (shape, color), (shape2, color2) = pairs
                 assert shape != shape2 and color != color2
                 pairs = pairs if truth else [(shape, color2), (shape2, color)]
@@ -72,7 +82,8 @@ def check(subset, depth, n):
         assert min(left.values()) >= 0 and low <= left.total() <= high  # what is left: distractors
         decoys = [cell for cell, pair in grid.items() if left[pair]]
         order = [*path[::-1], *(j for j in range(len(tree)) if j not in path)]
-        for j in [j for j in order if OPERATORS[tree[j].operator].holds][:left.total()]:
+        asks_places = [j for j in order if OPERATORS[tree[j].operator].holds]
+        for j in asks_places[:0 if subset.shortcuts else left.total()]:
             holds, cells = OPERATORS[tree[j].operator].holds, [cell for cell, in read[j].found]
             others = ([*cells[:k], x, *cells[k + 1:]] for x in decoys for k in range(len(cells)))
             assert any(holds(x) != tree[j].truth for x in others)
@@ -81,14 +92,16 @@ def check(subset, depth, n):
 @pytest.mark.parametrize("n", [None, pytest.param(200_000 // len(SETS) + 1, marks=slow)])
 @pytest.mark.parametrize("split, subset, depth", SETS)
 def test_trials_obey_the_rules(split, subset, depth, n):
-    check(SPLITS[split][subset], depth, n or (500 if depth < 5 else 150))
+    few = depth > 3 or SPLITS[split][subset].shortcuts
+    check(SPLITS[split][subset], depth, n or (150 if few else 500))
 
 
 def random_subset(seed, depths):
     rng = random.Random(seed)
     pools = [Pool(*(tuple(rng.sample(field, rng.randint(1, len(field)))) for field in Pool()))
              for _ in range(rng.randint(1, 3))]
-    return Subset((*pools,), (rng.choice(depths),), (*sorted(rng.choices(range(1, 80), k=2)),))
+    return Subset((*pools,), (rng.choice(depths),), (*sorted(rng.choices(range(1, 80), k=2)),),
+                  shortcuts=seed % 2 == 1)
 
 
 ONE = Pool(("GetShape",), colors=(0,))  # at depth 3, each GetShape needs its own color
@@ -98,6 +111,7 @@ ONE = Pool(("GetShape",), colors=(0,))  # at depth 3, each GetShape needs its ow
     *(("depths must", Subset(depths=x)) for x in ((2,), (11,), (), (1, 1), [1], 3)),
     *(("distractors must", Subset(distractors=x)) for x in ((0, 0), (5, 1), (1, 100), (1,), 5)),
     *(("pools must", Subset(x)) for x in (Pool(), (), [Pool()], ((),))),
+    *(("shortcuts must", Subset(shortcuts=x)) for x in (1, None, "False")),
     *((f"{field} must", Subset((Pool(), Pool(**{field: x})))) for field, x in (
         ("leaves", ("IfElse",)), ("leaves", "Exist"), ("conditions", ("GetColor",)),
         ("shapes", range(11)), ("colors", (-1,)))),
@@ -120,6 +134,55 @@ def test_a_subset_is_met_or_refused_within_seconds(monkeypatch, says, subset):
     assert time.process_time() - begin < 20
 
 
+def test_every_split_has_a_twin_with_shortcuts():
+    for split in [split for split in SPLITS if f"{split}_release" in SPLITS]:
+        twin = {name: subset._replace(shortcuts=False)
+                for name, subset in SPLITS[f"{split}_release"].items()}
+        if split == "systematic3":
+            assert twin.pop("train") == twin["iid"]
+        assert twin.items() <= SPLITS[split].items()
+        assert all(subset.shortcuts for subset in SPLITS[f"{split}_release"].values())
+
+
+@pytest.mark.parametrize("says, operator", [
+    *(("objects must", Operator("", len, x)) for x in ((3,), (), 2, [1], (1, 1))),
+    *(("must be a function", Operator("", x)) for x in (
+        None, "even", lambda: True, lambda a, b: True, lambda cells: cells[1] == (0, 0),
+        lambda cells: cells.pop() == (0, 0), lambda cells: 1 / 0)),
+    ("hardly ever True of 1", Operator("", lambda cells: cells[0] == (0, 0))),
+    ("hardly ever True of 2", Operator("", lambda cells: len(cells) == 1 and sum(cells[0]) % 2)),
+    ("hardly ever False", Operator("", lambda cells: True)),
+    *(("", Operator("", lambda cells, rows=rows: cells[0][0] < rows)) for rows in (1, 9))])
+@pytest.mark.parametrize("shortcuts", [False, True])
+def test_an_operator_is_drawn_or_refused_by_its_name(monkeypatch, says, operator, shortcuts):
+    monkeypatch.setitem(OPERATORS, "Mine", operator)
+    for pool in Pool(("Exist", "Mine")), Pool(("Exist",), ("Exist", "Mine")):
+        mine = {"train": Subset((pool,), (3,), shortcuts=shortcuts)}
+        monkeypatch.setitem(SPLITS, "mine", mine)
+        if not says:
+            assert len(trials("mine", "train", 10).answer) == 10
+            continue
+        with pytest.raises(ValueError) as error:
+            trials("mine", "train", 1)
+        assert str(error.value).startswith("operator Mine") and says in str(error.value)
+        assert "\n" not in str(error.value)
+    assert len(trials("productive", "depth3", 10).answer) == 10  # does not ask it
+
+
+def test_answers_follow_the_size_of_the_grid():
+    source = pathlib.Path(data.__file__).read_text()
+    assert source.count("SHAPES, COLORS, GRID = 10, 10, 10") == 1
+    large = types.ModuleType("large")
+    exec(source.replace("SHAPES, COLORS, GRID = 10, 10, 10", "SHAPES, COLORS, GRID = 9, 8, 12"),
+         large.__dict__)
+    made = large.trials("distractor", "iid", 2_000)
+    assert large.solve(*made[:2]).tolist() == made.answer.tolist()
+    assert {*made.instruction[:, 0, 0].tolist()} == {*range(1, 9)}
+    answers = [{*made.answer[made.instruction[:, 0, 0] == number].tolist()} for number in (2, 3, 4)]
+    assert answers[1:] == [{*range(172, 180)}, {*range(146, 155)}] and max(answers[0]) < 146
+    assert large.ANSWERS[172] == "red" and large.ANSWERS[146] == "a" and large.CLASSES == 182
+
+
 # ---- statistics: whatever is off by more than 5 standard deviations fails -----------------------
 
 def follows(values, weights):
@@ -132,18 +195,19 @@ def follows(values, weights):
         k == 0 or len(values) == 0 or chi2 ** (1 / 3) < 1 - 2 / (9 * k) + 5 * (2 / (9 * k)) ** 0.5)
 
 
-@pytest.mark.parametrize("split, subset, depth", SETS)
+@pytest.mark.parametrize("split, subset, depth", few_twins(SETS))
 def test_truths_are_fair_coins_whatever_the_number_of_distractors(split, subset, depth):
     """Truths depend neither on each other nor on the number of distractors, which is uniform. Half
     of the parities ask for two objects."""
     made, tokens = sample(split, subset, depth)
     op, two, (low, high) = tokens[:, :, 0], tokens[:, :, 3] > 0, SPLITS[split][subset].distractors
-    asked = ((op > 0).long() + two + (op == NUMBER["Exist"])).sum(1)
-    count = (made.stimulus[:, :, 0] > 0).sum(1) - asked
-    assert follows(count, range(low, high + 1))
-    assert depth == 1 or follows(two[(op >= NUMBER["SumEven"]) & (op < IF_ELSE)], (0, 1))
     trees = map(evaluate, made.instruction, made.stimulus)
     truth = torch.tensor([[node.answer == TRUE for node in tree] for tree in trees])
+    objects, exist = 1 + two.long(), op == NUMBER["Exist"]
+    objects[exist] = truth[exist].long() if SPLITS[split][subset].shortcuts else 2
+    count = (made.stimulus[:, :, 0] > 0).sum(1) - objects.sum(1)
+    assert follows(count, range(low, high + 1))
+    assert depth == 1 or follows(two[(op >= NUMBER["SumEven"]) & (op < IF_ELSE)], (0, 1))
     boolean = (op == NUMBER["Exist"]) | (op >= NUMBER["SumEven"])
     for operator, number in itertools.product(op[boolean].unique(), [None, *count.unique()]):
         chosen = (op == operator) & (number is None or (count == number)[:, None])
@@ -153,8 +217,9 @@ def test_truths_are_fair_coins_whatever_the_number_of_distractors(split, subset,
     assert (agree.abs() <= 5 * both.sqrt())[~torch.eye(len(agree)).bool()].all()
 
 
-def test_objects_and_answers_are_uniform_where_nothing_binds_them():
-    instruction, stimulus, answer = sample("distractor", "iid", 1)[0]
+@pytest.mark.parametrize("split", ["distractor", "distractor_release"])
+def test_objects_and_answers_are_uniform_where_nothing_binds_them(split):
+    instruction, stimulus, answer = sample(split, "iid", 1)[0]
     for name, classes in (("GetLocation", range(2, 102)), ("GetShape", range(102, 112)),
                           ("GetColor", range(128, 138)), ("Exist", range(2))):
         chosen = instruction[:, 0, 0] == NUMBER[name]
@@ -163,7 +228,7 @@ def test_objects_and_answers_are_uniform_where_nothing_binds_them():
         assert name in ("GetColor", "GetShape") or follows(pair[pair >= 0], range(100))
 
 
-@pytest.mark.parametrize("split, subset, depth", [x for x in SETS if x[2] < 9])
+@pytest.mark.parametrize("split, subset, depth", few_twins(x for x in SETS if x[2] < 9))
 def test_operators_and_selectors_are_uniform_over_their_pool(split, subset, depth):
     for i, tokens in enumerate(sample(split, subset, depth)[1].unbind(1)):
         operators, queries = Counter(), Counter()

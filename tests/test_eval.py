@@ -1,6 +1,6 @@
-"""Baselines, kinds of trials, representations and attention by hand. Then the command line."""
+"""Baselines, kinds of trials and attention by hand. Then the command line."""
+import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +8,10 @@ from torch.nn import functional as F
 
 import data
 import eval as evaluation
+import models
 from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
-from eval import (alignment, attention, chance, decoding, load, mistakes, no_binding, read, score,
-                  spearman)
+from eval import attention, chance, load, mistakes, no_binding, read, score
+from models import module_of
 from test_oracle import GRID3, TREE3, grid
 from test_train import TESTS, change, finished, refusal, run, trained  # noqa: F401
 
@@ -20,10 +21,20 @@ def test_baselines_by_hand():
     color = (1 / 4 + 1 / 4) / (1 / 2 + 1)  # color 1: of half of the trials, and of the others
     assert chance(Subset(pools)) == pytest.approx({"GetColor": color, "Exist": 1 / 2})
     stimulus = grid({(0, 0): (1, 1), (0, 1): (2, 3), (0, 2): (3, 1)})[0]  # two red, one blue
-    for operator, answer, expected in (
-            ("GetLocation", data.FIRST_CELL, 1 / 3), ("GetShape", FIRST_SHAPE + 1, 1 / 3),
-            ("GetColor", FIRST_COLOR, 1), ("GetColor", FIRST_COLOR + 2, 0), ("Exist", 0, 1 / 2)):
-        assert no_binding(operator, stimulus, answer) == pytest.approx(expected)
+    for operator, selectors, answer, ours, release in (
+            ("GetLocation", [(1, 1)], data.FIRST_CELL, 1 / 3, 1 / 3),
+            ("GetShape", [(0, 3)], FIRST_SHAPE + 1, 1 / 3, 1 / 3),
+            ("GetColor", [(1, 0)], FIRST_COLOR, 1, 1),
+            ("GetColor", [(2, 0)], FIRST_COLOR + 2, 0, 0),
+            ("Exist", [(2, 1)], data.TRUE, 1 / 2, 1),  # an i and a red object are there
+            ("Exist", [(2, 1)], data.FALSE, 1 / 2, 0), ("Exist", [(5, 1)], data.FALSE, 1 / 2, 1),
+            ("SumEven", [(1, 1)], data.TRUE, 1 / 2, 1),  # two of three cells, half of all
+            ("SumOdd", [(1, 1)], data.TRUE, 1 / 2, 0),
+            ("ProductOdd", [(1, 1)], data.FALSE, 1 / 2, 1),  # none, a quarter of all
+            ("SumEven", [(1, 1), (2, 3)], data.TRUE, 1 / 2, 0)):  # two of six pairs
+        node = data.Solved(operator, selectors, [], answer)
+        found = [no_binding(node, stimulus, shortcuts) for shortcuts in (False, True)]
+        assert found == pytest.approx([ours, release])
     leaves = [7, 7], [7, 9], [1, 7, 7, 1], [7, 1, 1, 1]
     assert [evaluation.vote(answers, 7) for answers in leaves] == [1, 1 / 2, 1 / 2, 0]
 
@@ -40,54 +51,9 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
                                 "no binding": (1 / 2 + 2 / 5) / 3})
 
 
-STATES = {  # of models that are organized like this
-    "stimulus": lambda _, stimulus: F.one_hot(stimulus.long(), 11).flatten(1),
+STATES = {  # models that know nothing, or everything
     "answer": lambda *tokens: F.one_hot(data.solve(*tokens), data.CLASSES),
     "nothing": lambda _, stimulus: torch.zeros(len(stimulus), data.CLASSES)}  # says True
-
-
-def test_spearman_and_alignment_of_known_states(monkeypatch):
-    """Ranks 1 2.5 2.5 4 and 2 1 3 4: covariance 3 over the root of 4.5 times 5."""
-    x, y = torch.tensor([1.0, 5, 5, 9]), torch.tensor([20.0, 10, 30, 40])
-    assert spearman(x, y) == pytest.approx(3 / (4.5 * 5) ** 0.5)
-    assert [spearman(x, other) for other in (x ** 3, -x, 0 * x)] == pytest.approx([1, -1, 0])
-    monkeypatch.setattr(evaluation, "RSA_TRIALS", 200)
-    for like, features in STATES.items():
-        result = alignment(SimpleNamespace(features=features), "systematic3", "cpu")
-        parts = "stimulus", "instruction", "answer"
-        assert list(result) == [f"{where}: {part}" for where in ("in", "out") for part in parts]
-        for part, value in result.items():
-            assert value == pytest.approx(1, abs=1e-3) if like in part else abs(value) < 0.5
-            assert value == 0 or like != "nothing"
-
-
-ASKED = {  # of models that know more or less of what the root asks; then what can be decoded
-    "each": (lambda root: F.one_hot(root, 11).flatten(1), {"in": 1, "out": 1}),
-    "whole": (lambda root: F.one_hot(root @ torch.tensor([121, 11, 1]), 1210), {"in": 1}),
-    "operator": (lambda root: F.one_hot(root[:, 0], 9), {"operator": 1}),
-    "nothing": (lambda root: torch.ones(len(root), 9), {})}
-
-
-@pytest.mark.parametrize("known", ASKED)
-def test_decoding_finds_what_states_hold(known, monkeypatch):
-    """... and no more: a vector for each question, seen in training, says nothing of new ones."""
-    monkeypatch.setattr(evaluation, "RSA_TRIALS", 200)
-    monkeypatch.setattr(evaluation, "FIT_TRIALS", 2000)
-    states, found = ASKED[known]
-    model = SimpleNamespace(features=lambda tokens, _: states(tokens[:, 0, :3].long()))
-    result = decoding(model, "systematic1", "cpu")
-    assert list(result) == [f"{where}: {part}" for where in ("in", "out")
-                            for part in ("color", "letter", "operator")]
-    for part, share in result.items():
-        held = found.keys() & {*part.split(": ")}
-        assert share > 0.97 if held else share < 0.35, part
-
-
-def test_what_no_root_asks_for_is_not_decoded(monkeypatch):
-    letters = dict.fromkeys(("train", "iid", "ood"), Subset((Pool(("GetShape",)),)))
-    monkeypatch.setitem(data.SPLITS, "mine", letters)
-    model = SimpleNamespace(features=lambda tokens, _: tokens[:, 0].float())
-    assert {part.split()[1] for part in decoding(model, "mine", "cpu")} == {"operator", "color"}
 
 
 def test_scores_and_mistakes_of_known_answers():
@@ -121,9 +87,9 @@ def test_attention_is_drawn_where_a_model_looks(monkeypatch):
             ("dstfmr", "encode_instruction.blocks.0", "token"),
             ("perceiver", "ask_instruction", "query"), ("perceiver", "ask_stimulus", "query"),
             ("perceiver", "ask_each_other", "latent")):
-        text = attention(evaluation.module_of(name).Model(), "mine", "iid", "cpu")
+        text = attention(module_of(name).Model(), "mine", "iid", "cpu")
         assert text.split(f"| {table}.attention ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
-    text = attention(evaluation.module_of("rnn").Model(), "mine", "iid", "cpu")
+    text = attention(module_of("rnn").Model(), "mine", "iid", "cpu")
     assert text.endswith("\n\nThis model has no Attention.")
 
 
@@ -138,7 +104,9 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
         run(tmp_path, *flags)
     folder = next(tmp_path.rglob("looptfmr/*/seed0"))
     table = output(capsys, tmp_path, "--per-operator").out
-    assert output(capsys, tmp_path, folder, "--per-operator").out == table  # one run, once
+    shutil.copytree(folder, tmp_path / "zcopy" / "seed0")
+    twice = output(capsys, tmp_path, "--per-operator")
+    assert twice.out == table and twice.err.count("seed0: it is a copy of a run above\n") == 1
     table.encode("cp1252")  # for consoles without UTF-8
     saved, (model, config) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
@@ -147,11 +115,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert f"{100 * right.float().mean():.1f}" == accuracy[TESTS.index("ood")]
     tested = score(model, "systematic1", evaluation.TEST_TRIALS, "cpu", "float32")
     assert saved | tested == saved and config["device"] == "cpu" and not model.training
-    states = alignment(model, "systematic1", "cpu"), decoding(model, "systematic1", "cpu")
-    assert (saved["alignment"], saved["decoded"]) == states
     assert "batchsize8), 2 seeds | " in table and "±" in table and "differ" not in table
-    change(folder / "config.json", {"device": "abc"})
-    assert "These rows differ in device." in output(capsys, tmp_path).out
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
@@ -168,13 +132,14 @@ SAVED, LOADED = [""], ["--show 1", "--attention iid"]  # what needs results, or 
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
     ("config.json", {"model": "../x"}, LOADED, "there is no model '../x'"),
-    ("config.json", {"fingerprint": 6 * [5.25]}, LOADED, "and now they are"),
-    ("config.json", {"model_args": {}}, LOADED, "it is a run of other code"),
+    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py as it is"),
+    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py as it is"),
     *(("config.json", text, SAVED, "config.json is damaged: ") for text in ("{", "[]", "{}")),
-    ("result.json", '{"tests": {}}', SAVED, "result.json is damaged: it has no accuracy, "),
+    ("result.json", "{}", SAVED, "result.json is damaged: it has no 'accuracy'"),
+    ("result.json", {"accuracy": 1}, SAVED, "result.json is damaged: its accuracy is 1"),
     ("result.json", None, SAVED, "it is unfinished (log.csv says"),
-    *(("checkpoint.pt", text, LOADED, "checkpoint.pt is missing or damaged")
-      for text in (None, "csys\nexit\n(tR."))]  # a pickle that calls sys.exit
+    ("checkpoint.pt", None, LOADED, "there is no "),
+    ("checkpoint.pt", "csys\nexit\n(tR.", LOADED, "checkpoint.pt is damaged")]  # sys.exit, pickled
 
 
 @pytest.mark.parametrize("file, content, flags, says", LEFT_OUT)
@@ -188,8 +153,11 @@ def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content
 
 
 def test_flags_that_fit_no_run(finished, capsys):
-    line, _ = refusal(capsys, evaluation, finished, "--attention", "depth3")
-    assert "--attention: systematic1 has no test set 'depth3'" in line
+    _, err = output(capsys, finished, "--show", "1", "--attention", "iid")
+    assert not err
+    with pytest.raises(SystemExit):
+        evaluation.main([str(finished), "--attention", "depth3"])
+    assert "--attention: systematic1 has no test set 'depth3'" in capsys.readouterr().err
     line, = refusal(capsys, evaluation, finished, "--names", "a", "b")
     assert "--names: 1 different names are needed, for sstfmr (dim16-" in line
 
@@ -203,3 +171,22 @@ def test_plot(finished, tmp_path, capsys, monkeypatch):
     assert "Drawn: " in output(capsys, finished, "--plot", tmp_path / "a.png").out
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert "cannot write" in refusal(capsys, evaluation, finished, "--plot", "no/a.png")[0]
+
+
+def test_loading_warns_of_other_code_and_leaves_the_generator_alone(trained, capsys, monkeypatch):
+    state = torch.get_rng_state()
+    load(trained)
+    assert not capsys.readouterr().err and torch.get_rng_state().equal(state)
+    now = evaluation.code_of("sstfmr") | {"data.py": "another"}
+    monkeypatch.setattr(evaluation, "code_of", lambda model: now)
+    load(trained)
+    assert capsys.readouterr().err == f"{trained}: data.py changed since this run\n"
+
+
+def test_stray_files_in_models_are_passed_over(tmp_path, monkeypatch):
+    for name, content in (("._gru", b"\xff\x00"), (".#gru", b"\nclass Model("), ("half", b"\xff"),
+                          ("mine", b"\nclass Model("), ("my model", b"\nclass Model(")):
+        (tmp_path / f"{name}.py").write_bytes(content)
+    (tmp_path / "folder.py").mkdir()
+    monkeypatch.setattr(models, "__file__", str(tmp_path / "__init__.py"))
+    assert models.available() == ["mine"]

@@ -1,4 +1,5 @@
 """The models compute what they say, with each shortcut and without, and beside torch.nn."""
+import contextlib
 import functools
 import inspect
 import math
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import bench
 import data
@@ -16,7 +19,8 @@ import eval as evaluation
 import train
 from models import looptfmr
 
-SHIPPED = "authors crossattn dstfmr gru hypertfmr looptfmr mlp perceiver rnn sstfmr".split()
+SHIPPED = """authors crossattn dstfmr gru hypertfmr looptfmr mlp papertfmr perceiver rnn
+             sstfmr""".split()
 MODELS = evaluation.available()
 VARIANTS = [(name, {}) for name in MODELS] + [
     (name, {key: choice}) for name in MODELS  # each other choice of an argument
@@ -128,14 +132,27 @@ def test_gradients_in_bfloat16_are_near_those_in_float32(name):
     assert all((near - exact).norm() < 0.08 * exact.norm() for exact, near in zip(*grads))
 
 
-@of_each("name", SHIPPED)
-def test_a_training_step_stays_on_its_device(name, monkeypatch):
-    """torch's meta device refuses to mix with the CPU, as a GPU does. Its values are read as 6."""
+class Devices(TorchDispatchMode):
+    """The devices of all that torch's operations take and return."""
+    seen = frozenset()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        leaves = tree_leaves([args, kwargs, result])
+        self.seen |= {x.device.type for x in leaves if isinstance(x, torch.Tensor)}
+        return result
+
+
+@of_each("name, changes", [v for v in VARIANTS if v[0] in SHIPPED])
+def test_a_training_step_stays_on_its_device(name, changes, monkeypatch):
+    """No tensor is made on the CPU and copied. What is read from torch's meta device is 6."""
     reads = []
     monkeypatch.setattr(torch.Tensor, "__int__", lambda tensor: reads.append(tensor) or 6)
     with torch.device("meta"):
-        model, batch = make(name), data.Trials(*(x.to("meta") for x in BATCH))
-    F.cross_entropy(model(*batch[:2]), batch.answer).backward()
+        model, batch = make(name, **changes), data.Trials(*(x.to("meta") for x in BATCH))
+    with Devices() as devices:
+        F.cross_entropy(model(*batch[:2]), batch.answer).backward()
+    assert devices.seen == {"meta"}
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in train.make_optimizers(model, "muon", 1e-3):
         optimizer.step()
@@ -146,16 +163,16 @@ def one_hot(tokens, sizes=SIZES):  # (B, N, features) -> (B, N, sum(sizes)): the
     return torch.cat([*map(F.one_hot, tokens.long().unbind(2), sizes)], 2).float()
 
 
-@of_each("name, changes", [v for v in VARIANTS if v[0] in "gru mlp rnn sstfmr".split()])
+@of_each("name, changes", [v for v in VARIANTS if v[0] in "gru mlp papertfmr rnn sstfmr".split()])
 def test_model_equals_its_copy_from_torch_modules(name, changes):
     model, (instruction, stimulus, _) = make(name, **changes), BATCH
     x, grid = one_hot(instruction), one_hot(stimulus, SIZES[1:3]).flatten(1)
-    if name == "sstfmr":
-        (x, x_bias), (y, y_bias) = model.instruction(instruction), model.stimulus(stimulus)
-        x, bias = torch.cat([x, y], 1), torch.cat([x_bias, y_bias], 3)
+    if name in ("papertfmr", "sstfmr"):
+        (x, x_count), (y, y_count) = model.instruction(instruction), model.stimulus(stimulus)
+        x, bias = torch.cat([x, y], 1), torch.cat([x_count, y_count], 1)[:, None, None]
         for block in model.blocks:
             x = block(x, x, bias)
-        x = x[:, -1 if "read" in changes else 0]
+        x = model.norm(x[:, -1 if "read" in changes else 0])
     elif name == "mlp":
         x = F.pad(x, (0, 0, 0, 46 - x.shape[1])).flatten(1) @ model.instruction.table
         layers = nn.Sequential(nn.GELU(), *model.layers, nn.GELU(), model.norm)
@@ -184,7 +201,7 @@ def test_attention_and_block_equal_torch(monkeypatch):
     expected = theirs(x, context, context, key_padding_mask=bias, average_attn_weights=False)
     near((ours(*inputs), weights), expected)
     assert not weights[0, :, :, 2].any() and vars(ours) == kept  # nothing stays behind
-    layer = nn.TransformerEncoderLayer(16, 4, 64, 0, "gelu", batch_first=True)
+    layer = nn.TransformerEncoderLayer(16, 4, 64, 0, "gelu", batch_first=True, norm_first=True)
     layer.self_attn, layer.norm1, layer.norm2 = theirs, block.norm1, block.norm2
     layer.linear1, _, layer.linear2 = block.mlp
     near(block(context[:, 5:], *inputs[1:]), layer(context, src_key_padding_mask=bias)[:, 5:])
@@ -192,19 +209,22 @@ def test_attention_and_block_equal_torch(monkeypatch):
     assert ours(*inputs).equal(ours.out.bias.expand(3, 9, 16))
 
 
-def test_instruction_has_tokens_for_selectors_with_positions():
-    stream, instruction = make("sstfmr").instruction, BATCH.instruction
-    matrix = torch.cat([table.weight for table in stream.embedding])
+@of_each("name", ["papertfmr", "sstfmr"])
+def test_instruction_has_tokens_for_operators_or_selectors_with_positions(name):
+    stream, instruction = make(name).instruction, BATCH.instruction
+    tables = torch.cat([x.weight for x in stream.children()])  # of operators, shapes, colors, ...
     turns = math.tau * torch.arange(4)[:, None] / torch.logspace(math.log10(2.5), math.log10(64), 8)
     place = math.sqrt(2) * torch.cat([turns.sin(), turns.cos()], 1)
-    first, second = (one_hot(instruction[:, :, [0, i, i + 1]]) @ matrix + place for i in (1, 3))
-    bias = torch.zeros(12, 9)
-    bias[:, 4:8][instruction[:, :, 3] == 0] = -math.inf  # absent
-    x = torch.cat([first, second + stream.second, stream.eos.expand(12, 1, 16)], 1)
-    near(stream(instruction), (x, bias[:, None, None]))
+    if name == "papertfmr":
+        x, count = [one_hot(instruction) @ tables + place], torch.ones(12, 5)
+    else:
+        x = [one_hot(instruction[:, :, [0, i, i + 1]]) @ tables + place for i in (1, 3)]
+        x, count = [x[0], x[1] + stream.second], torch.ones(12, 9)
+        count[:, 4:8][instruction[:, :, 3] == 0] = 0  # absent
+    near(stream(instruction), (torch.cat([*x, stream.eos.expand(12, 1, 16)], 1), count.log()))
 
 
-@of_each("name", sorted({*SHIPPED} & {*bench.COMPACT}))
+@of_each("name", sorted({*SHIPPED} & {*bench.COMPACT} - {"papertfmr"}))
 def test_absent_second_selectors_are_not_seen(name):
     """What marks second selectors changes nothing at depth 1, where all are absent."""
     model, batches = make(name), (trials("productive", "depth1", 12), BATCH)
@@ -250,7 +270,7 @@ def loops_of(changes, tokens, grid):
     return model, seen  # loops of (B, O, C)
 
 
-@of_each("changes", [{}, {"view": "all"}, {"carry": "state"}])
+@of_each("changes", [{}, {"view": "all"}, {"carry": "state"}, {"carry": "recall"}])
 def test_looptfmr_ends_where_more_loops_change_nothing(changes):
     """... to the last bit, since all that an operator reads stays: not so with view or carry."""
     tokens, grid, _ = trials("productive", "depth7", 9)
@@ -260,6 +280,18 @@ def test_looptfmr_ends_where_more_loops_change_nothing(changes):
         same = (before == after).all(2).all(0)  # of each operator: root, two, four, eight leaves
         assert same.tolist() == [not changes and loop >= 3 - (i + 1).bit_length() + 1
                                  for i in range(15)]
+
+
+def test_looptfmr_recalls_the_question_at_the_start_of_each_later_loop():
+    model, starts, ends = make("looptfmr", carry="recall"), [], []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: starts.append(inputs[0]))
+    model.blocks[-1].register_forward_hook(lambda _, inputs, output: ends.append(output))
+    model(*BATCH[:2])
+    question, _ = model.questions(BATCH.instruction[:, [0, 2, 3]])  # without the IfElse
+    assert len(starts) == 2 and starts[0].equal(question) and starts[1].equal(ends[0] + question)
+    for depth, same in ("depth1", True), ("depth3", False):  # one loop, two loops
+        batch = trials("productive", depth, 12)[:2]
+        assert model(*batch).equal(make("looptfmr", carry="state")(*batch)) == same
 
 
 def test_looptfmr_solves_a_subtree_like_an_instruction_of_its_own():
@@ -281,8 +313,29 @@ def test_looptfmr_hands_up_the_answers_alone():
         assert torch.allclose(x, y, atol=1e-5) == same
 
 
+@of_each("name", sorted({*SHIPPED} & {*bench.COMPACT}))
+def test_weights_start_with_variance_1_over_fan_in_and_embeddings_with_1(name):
+    for key, module in make(name, 0, dim=64).named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            share = 0.3 if key.endswith("query") else 1
+            expected = share * getattr(module, "in_features", 1) ** -0.5
+            assert 0.8 < module.weight.std() / expected < 1.2, key
+
+
+@of_each("name", sorted({*SHIPPED} & {*bench.COMPACT}))
+def test_dims_and_heads_that_do_not_fit_are_refused(name):
+    make(name, dim=18, heads=6)
+    with pytest.raises(ValueError, match="dim must be a multiple of heads, not 16 with 3 heads"):
+        make(name, heads=3)
+    sines = pytest.raises(ValueError, match="dim must be even, for sines and cosines, not 15")
+    with contextlib.nullcontext() if name == "looptfmr" else sines:
+        make(name, dim=15, heads=3)(*BATCH[:2])
+
+
 def test_classes_of_the_same_name_are_copies():
+    """... but for the tokens of papertfmr.py, its one difference from sstfmr.py."""
     copies = {(key, inspect.getsource(thing)) for module in map(evaluation.module_of, SHIPPED)
               for key, thing in vars(module).items()
-              if inspect.getmodule(thing) is module and key != "Model"}
+              if inspect.getmodule(thing) is module and key != "Model"
+              and (module.__name__, key) != ("models.papertfmr", "Instruction")}
     assert sorted(key for key, _ in copies) == sorted(dict(copies))

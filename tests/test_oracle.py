@@ -1,4 +1,10 @@
 """The oracle, data.solve, against trials worked by hand. Then what people see of a trial."""
+import os
+import resource
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +84,46 @@ def test_export_writes_the_trials_that_are_shown(tmp_path, capsys):
     written = np.load(tmp_path / "mine.npz")
     assert all(np.array_equal(written[name], part) for name, part in made._asdict().items())
     assert written["operators"].tolist() == [*data.OPERATORS]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "mine.npz"
+    for name, text in (path, "old"), (str(path), "new"):
+        with data.replacing(name) as temporary:
+            temporary.write_text(text)
+            assert temporary.name == f"mine.{os.getpid()}.npz" and temporary.parent == tmp_path
+        assert path.read_text() == text
+    for error in OSError, KeyboardInterrupt:
+        with pytest.raises(error), data.replacing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+    assert path.read_text() == "new" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, capsys):
+    """A limit on the size of files stands for the full disk."""
+    path, (_, hard) = tmp_path / "mine.npz", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path.write_text("old")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        with pytest.raises(SystemExit) as end:
+            data.main(["--n", "100", "--export", str(path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert end.value.code == 2 and "too large" in capsys.readouterr().err
+    assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
+
+
+def test_ctrl_c_exits_with_130(monkeypatch):
+    monkeypatch.setattr(data, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
+        data.main([])
+    assert end.type is SystemExit and end.value.code == 130
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    run = subprocess.Popen([sys.executable, "-c", "import data; input(); data.main()"], text=True,
+                           cwd=os.path.dirname(data.__file__), stdin=subprocess.PIPE,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run.stdout.close()  # as head does
+    assert run.communicate("go\n")[1] == "" and run.returncode == 0

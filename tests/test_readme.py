@@ -1,5 +1,6 @@
 """The four pages keep their word: commands run at reduced size, edits of exercises apply, tables
 are printed from the recorded runs, links resolve."""
+import contextlib
 import importlib.util
 import itertools
 import re
@@ -17,6 +18,8 @@ import data
 import eval as evaluation
 import mutants
 import train
+import why
+from models import module_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page: (ROOT / page).read_text(encoding="utf-8") for page in
@@ -36,7 +39,7 @@ ROWS, = re.findall(r'`("rows": .*?\})`', " ".join(README.split()))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru"]}
 PROGRAMS = {"train.py": train, "eval.py": evaluation, "data.py": data, "tests/bench.py": bench,
-            "tests/claims.py": claims, "tests/mutants.py": mutants}
+            "tests/claims.py": claims, "tests/mutants.py": mutants, "tests/why.py": why}
 MATPLOTLIB = importlib.util.find_spec("matplotlib")
 
 
@@ -45,13 +48,15 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, value in ("REPEATS", 1), ("TRIALS", 20), ("BATCH", 4):
         monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr(train, "available", lambda: ["rnn", "looptfmr"])  # of `--model all`
+    for name in "TRIALS", "FIT_TRIALS":
+        monkeypatch.setattr(why, name, 50)
     assert len(COMMANDS) > 10
     for command in COMMANDS:
-        program, *arguments = shlex.split(command)
+        program, *arguments = shlex.split(command.replace("--model all", "--model rnn looptfmr"))
         if "--plot" not in command or MATPLOTLIB:  # tests/test_eval.py sees what it says then
             arguments += SMALLER.get(program, [])
-            assert not PROGRAMS[program].main(arguments), command  # no mutant lives
+            with contextlib.suppress(*[SystemExit] * ("--help" in arguments)):
+                assert not PROGRAMS[program].main(arguments), command  # no mutant lives
             assert capsys.readouterr().out.strip() or "--export" in command, command
 
 
@@ -102,7 +107,7 @@ def edits(text):
 
 
 def test_edits_of_exercises_and_mutants_have_one_place():
-    assert len(EXERCISES) > 5 and len([text for text in EXERCISES if edits(text)]) > 3
+    assert len(EXERCISES) > 5 and len([text for text in EXERCISES if edits(text)]) > 2
     changes = [(file, *change) for (file, _), found in mutants.MUTANTS.items() for change in found]
     for file, old, new in [*changes, *edits(" ".join(EXERCISES))]:
         assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1 and old != new, old
@@ -175,6 +180,7 @@ def recorded(tmp_path_factory):
 def test_tables_come_from_recorded_runs(recorded, monkeypatch, capsys, table, program, arguments):
     """Each is printed by the command below it."""
     monkeypatch.chdir(recorded)
+    monkeypatch.setattr(evaluation, "TEST_TRIALS", 10_000)
     arguments, *_ = [arguments] if MATPLOTLIB else arguments.split(" --plot")
     PROGRAMS[program].main(shlex.split(arguments))
     assert table in capsys.readouterr().out
@@ -196,23 +202,19 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, split, tests):
         assert cells.split(" | ") == expected, flags
 
 
-@pytest.mark.slow
-def test_recorded_runs_are_of_this_code(recorded):
-    """One seed of every setting."""
-    paths = sorted(recorded.glob("[fr]*/**/config.json"), reverse=True)  # fixed, recorded
-    for path in {path.parents[1]: path for path in paths}.values():
-        evaluation.check_code(evaluation.read(path))
-
-
-def test_verdicts_are_those_of_the_judge():
-    verdict = r"(holds in part|holds|does not hold|cannot be judged)"
-    judged = dict(re.findall(rf"^\| (\d) [^|]*\| +{verdict}", PAGES["tests/RESULTS.md"], re.M))
-    assert dict(re.findall(rf"^(\d)\. \*[^*]*\*: {verdict}", README, re.M)) == judged
-    assert len(judged) == 9
+def test_claims_are_those_of_the_judge(recorded, monkeypatch, capsys):
+    monkeypatch.chdir(recorded)
+    claims.main(["recorded"])
+    lines = re.findall(r"^\d\. .* open.*$", PAGES["tests/RESULTS.md"], re.M)
+    ours, *_ = capsys.readouterr().out.split("Our models on our trials:")[1].split("\n\nThe ")
+    assert ours.strip().splitlines() == lines and len(lines) == 9
+    counts = [re.search(r"^(.*): \*\*(\d+) for, (\d+) against, (\d+) open", line).groups()
+              for line in lines]
+    assert re.findall(r"^\| (\d\. .*) \| (\d+) \| (\d+) \| (\d+) \|$", README, re.M) == counts
 
 
 def test_every_table_of_results_names_its_command():
-    found = re.findall(r"^\| (?:claim|rank correlation|accuracy in %|[a-z0-9]+, accuracy in %) ",
+    found = re.findall(r"^\| (?:hidden states|accuracy in %|[a-z0-9]+, accuracy in %) ",
                        TEXT, re.M)
     assert len(TABLES) == len(found)
 
@@ -224,9 +226,9 @@ def test_code_and_sizes_of_models_are_quoted_right():
     assert len(quoted) > 5
     assert not [line for line in quoted if not any(line in source for source in sources)]
     sizes = dict(re.findall(r"^\| `(\w+)\.py` .* ([\d,]+) \|$", PAGES["models/README.md"], re.M))
-    assert len(sizes) == 10
+    assert len(sizes) == 11
     for name in sizes if len(data.OPERATORS) == 9 else ():  # a student's operator adds rows
-        parameters = evaluation.module_of(name).Model().parameters()
+        parameters = module_of(name).Model().parameters()
         assert sizes[name] == f"{sum(p.numel() for p in parameters):,}"
 
 
