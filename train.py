@@ -37,11 +37,11 @@ from eval import (between, checkpoint_of, code_of, devices, in_distribution, one
 from models import available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
-TRAINING = {"steps": 8_000, "batch_size": 32, "train_size": None, "optimizer": "muon", "lr": 1e-3,
+TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "muon", "lr": 1e-3,
             "decay": "matrices", "schedule": "cosine"}
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
-WARMUP, REPORT_EVERY = 400, 1_000  # steps
+WARMUP, REPORT_EVERY = 200, 1_000  # steps
 LOG_TRIALS = 300  # per test set, on the way
 
 

@@ -31,8 +31,7 @@ from torch.nn import functional as F
 
 import data
 
-TRAINING = {"batch_size": 64, "optimizer": "adamw", "lr": 1e-4, "decay": "all",
-            "schedule": "constant"}
+TRAINING = {"optimizer": "adamw", "lr": 1e-4, "decay": "all", "schedule": "constant"}
 OPERATORS = """Exist GetLocation GetColor GetShape SumEven ProductEven ProductOdd SumOdd
                IfElse""".split()  # in the order of the release's numbers, from 1
 LONGEST = 46 + len(data.CELLS) + 2  # tokens: rule at depth 9, stimulus, EOS of both
