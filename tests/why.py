@@ -87,12 +87,12 @@ def alignment(model, split, device):
 def decoding(model, split, device):
     """What a linear map, fitted to trials in distribution, finds of the root's question: place ->
     the share of other trials, on both test sets of `hardest`, from "in: operator" to "out: color".
-    Places that only deeper trees have are left out."""
+    Places that only some of these trees have are left out."""
     near, far = hardest(split)
     sets = (data.trials(split, near, FIT_TRIALS, seed=1), data.trials(split, near, TRIALS),
             data.trials(split, far, TRIALS))
     fit, *tests = (states(model, trials, device) for trials in sets)
-    result = {place: {} for place in fit}
+    result = {place: {} for place in fit if all(place in seen for seen in tests)}
     for i, part in enumerate(PARTS):
         answers = [trials.instruction[:, 0, i].long() for trials in sets]
         asked = [answer > 0 for answer in answers]  # 0: this root does not ask for it
