@@ -19,6 +19,7 @@ has a twin, such as productive_release, that follows the release in 2) and 4).
 """
 import argparse
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -152,8 +153,12 @@ def check_operator(name):
     _, holds, objects = OPERATORS[name]
     if objects not in ((1,), (2,), (1, 2), (2, 1)):
         raise UsageError(f"operator {name}: objects must be (1,), (2,) or (1, 2), not {objects!r}")
-    if name == "Exist" or name in GETS:
-        return
+    if name != "Exist" and name not in GETS:
+        check_holds(name, holds, objects)
+
+
+@functools.cache  # once is enough
+def check_holds(name, holds, objects):
     for number, truth, i in itertools.product(objects, (True, False), range(50)):
         try:
             draw_cells(holds, truth, number, CELLS, True, random.Random(i))  # True: without a decoy

@@ -26,7 +26,8 @@ from data import UsageError
 from models import available, module_of
 
 TEST_TRIALS = 10_000  # per test set
-TRAINING = "steps", "batch_size", "train_size", "optimizer", "lr", "schedule", "precision"
+SETTINGS = ("steps", "batch_size", "train_size", "optimizer", "lr", "decay", "schedule",
+            "precision")  # of a run, beside those of its model
 
 
 # ---- what a number is compared with -------------------------------------------------------------
@@ -299,7 +300,7 @@ def table(header, rows):
 def identity(config, result):
     """What two runs must share to be seeds of one row: code, settings, test trials, as a set of
     (name, value)."""
-    settings = {key: config.get(key) for key in TRAINING} | config["model_args"]
+    settings = {key: config.get(key) for key in SETTINGS} | config["model_args"]
     whole = config.get("code", {}) | settings | result["tests"]
     return frozenset((name, str(value)) for name, value in whole.items())
 
@@ -479,7 +480,7 @@ def main(argv=None):
         description="Evaluate trained models: one table per split.", usage=argparse.SUPPRESS)
     add = parser.add_argument
     add("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above "
-        "them (default: runs); of copies of a run, the last counts")
+        "them (default: runs); of copies of a run, the first counts")
     add("--per-operator", action="store_true", help="add a line per operator that answers, and per "
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "

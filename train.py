@@ -323,13 +323,16 @@ def build(config):
         raise UsageError(f"{file}, line {lines[-1] if lines else '?'}: {error}") from error
     if missing := [name for name in ("features", "readout") if not hasattr(model, name)]:
         raise UsageError(f"{file}: Model needs {' and '.join(missing)}")
-    tokens = data.Batches(config["split"], 2, config["seed"])[0][:2]
+    two = data.Batches(config["split"], 2, config["seed"])[0]
     model.eval()
-    for name, call, width in ("features", model.features, "dim"), ("forward", model, data.CLASSES):
-        with torch.no_grad():
-            shape = tuple(call(*(x.clone() for x in tokens)).shape)
-        if len(shape) != 2 or shape[0] != 2 or width not in ("dim", shape[1]):
-            raise UsageError(f"{file}: {name} gives {shape} for two trials, not (2, {width})")
+    with torch.no_grad():
+        shape = tuple(model.features(two.instruction.clone(), two.stimulus.clone()).shape)
+        if len(shape) != 2 or shape[0] != 2:
+            raise UsageError(f"{file}: features gives {shape} for two trials, not (2, dim)")
+        shape = tuple(model(two.instruction.clone(), two.stimulus.clone()).shape)
+        if shape != (2, data.CLASSES):
+            raise UsageError(f"{file}: forward gives {shape} for two trials, not "
+                             f"(2, {data.CLASSES})")
     model.train().to(config["device"])
     return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
 

@@ -107,7 +107,7 @@ def test_seeds_count_that_have_learned():
 
 
 def test_seeds_of_different_code_or_settings_are_not_pooled():
-    for changes in ({"code": {"data.py": "abc"}}, {"steps": 2}, {"model_args": {"dim": 9}},
+    for changes in ({"code": {"data.py": "abc"}}, {"decay": "all"}, {"model_args": {"dim": 9}},
                     {"tests": {"a": 1}}):
         runs = CROSS + fake("rnn", LOW) + fake("rnn", LOW, **changes)[1:]
         counts, seen = judged(runs, 1)
