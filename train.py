@@ -10,7 +10,6 @@ log.csv (how it went), checkpoint.pt (to go on from), result.json (its accuracie
 lock (empty).
 """
 import argparse
-import contextlib
 import inspect
 import io
 import itertools
@@ -32,8 +31,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import (between, checkpoint_of, code_of, devices, in_distribution, one_of, read, score,
-                  split_table, tests_of)
+from eval import between, checkpoint_of, code_of, devices, one_of, read, score
 from models import available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -46,6 +44,101 @@ LOG_TRIALS = 300  # per test set, on the way
 
 
 # ---- training -----------------------------------------------------------------------------------
+
+def learn(model, optimizers, batch, share, config):
+    """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
+    instruction, stimulus, answer = (x.to(config["device"], non_blocking=True) for x in batch)
+    with torch.autocast(config["device"], torch.bfloat16, config["precision"] == "bfloat16"):
+        logits = model(instruction, stimulus)
+    loss = F.cross_entropy(logits.float(), answer)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack([loss.detach(), (logits.argmax(1) == answer).float().mean()])
+
+
+def fit(model, optimizers, config, folder, workers):
+    """Trains a run from where it stands to its end, and writes its result."""
+    rows = restore(folder, model, optimizers)
+    done, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
+    split, steps, size = config["split"], config["steps"], config["batch_size"]
+    batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
+                         batch_size=None, sampler=range(done, steps), num_workers=workers,
+                         pin_memory=config["device"] == "cuda",
+                         generator=torch.Generator())  # so that it leaves the global one alone
+    began, recent, since = time.perf_counter() - seconds, 0, done  # recent: sums since that step
+    with tqdm(total=steps * size, initial=done * size, unit=" trials", unit_scale=True,
+              desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
+        for step, batch in enumerate(batches, done + 1):
+            share = rate(step - 1, steps, config["schedule"])
+            recent = recent + learn(model, optimizers, batch, share, config)
+            bar.update(size)
+            due = step % REPORT_EVERY == 0 or step in (10, steps)
+            if due or step % 10 == 0:  # reading a number waits for the GPU
+                loss, accuracy = (recent / (step - since)).tolist()
+                if not math.isfinite(loss):
+                    raise UsageError(f"the loss is {loss:.0f} at step {step}: "
+                                     "try a lower --lr or --precision float32")
+                bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
+            if due:
+                rows.append(report(config, model, step, loss, accuracy,
+                                   time.perf_counter() - began))
+                bar.write("  ".join(f"{key} {value}" for key, value in rows[-1].items()),
+                          file=sys.stderr)
+                save(config, folder, rows, model, optimizers)
+                recent, since = 0, step
+    finish(config, folder, model, rows)
+
+
+def rate(step, steps, schedule):
+    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine; or
+    constant."""
+    if schedule == "constant":
+        return 1
+    return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def report(config, model, step, loss, accuracy, seconds):
+    """A row of log.csv: training since the row before, and accuracy on the test sets."""
+    tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"], config["precision"])
+    model.train()
+    row = {"loss": loss, "train": accuracy} | tested["accuracy"]
+    return {"step": step, "trials": step * config["batch_size"],
+            **{key: round(value, 4) for key, value in row.items()}, "seconds": round(seconds, 3)}
+
+
+def finish(config, folder, model, rows):
+    """Measures a trained model, and writes result.json. What was measured on test sets that are
+    gone stays."""
+    result, path = {}, folder / "result.json"
+    before = read(path) if path.exists() else {}
+    measured = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"],
+                     config["precision"])
+    for key, values in measured.items():
+        result[key] = before.get(key, {}) | values
+    result |= {"trials": config["steps"] * config["batch_size"], "seconds": rows[-1]["seconds"],
+               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
+    write(path, json.dumps(result, indent=1).encode())
+
+
+# ---- the optimizers -----------------------------------------------------------------------------
+
+def make_optimizers(model, name, lr, decay="matrices"):
+    """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
+    the rest. Weight decay is for matrices, or for all."""
+    hidden = [module.weight for module in model.modules() if name == "muon"
+              and isinstance(module, torch.nn.Linear) and module is not model.readout]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
+    decayed = [p for p in others if decay == "all" or p.dim() > 1]
+    vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
+    adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
+                               {"params": vectors, "peak": lr, "weight_decay": 0}], lr)
+    return [adamw, Muon(hidden, MUON_RATIO * lr)] if hidden else [adamw]
+
 
 class Muon(torch.optim.Optimizer):
     """Moves each matrix by its momentum, made orthogonal (Jordan et al. 2024): whatever the
@@ -85,116 +178,23 @@ def orthogonal(x):  # (matrices, rows, columns)
     return x
 
 
-def make_optimizers(model, name, lr, decay="matrices"):
-    """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
-    the rest. Weight decay is for matrices, or for all."""
-    hidden = [module.weight for module in model.modules() if name == "muon"
-              and isinstance(module, torch.nn.Linear) and module is not model.readout]
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    decayed = [p for p in others if decay == "all" or p.dim() > 1]
-    vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
-    adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
-                               {"params": vectors, "peak": lr, "weight_decay": 0}], lr)
-    return [adamw, Muon(hidden, MUON_RATIO * lr)] if hidden else [adamw]
-
-
-def rate(step, steps, schedule):
-    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine; or
-    constant."""
-    if schedule == "constant":
-        return 1
-    return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def learn(model, optimizers, batch, share, config):
-    """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
-    instruction, stimulus, answer = (x.to(config["device"]) for x in batch)
-    with torch.autocast(config["device"], torch.bfloat16, config["precision"] == "bfloat16"):
-        logits = model(instruction, stimulus)
-    loss = F.cross_entropy(logits.float(), answer)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * share
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.stack([loss.detach(), (logits.argmax(1) == answer).float().mean()])
-
-
-def fit(model, optimizers, config, folder, workers):
-    """Trains a run from where it stands to its end, and writes its result."""
-    rows = restore(folder, model, optimizers)
-    done, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
-    split, steps, size = config["split"], config["steps"], config["batch_size"]
-    batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
-                         batch_size=None, sampler=range(done, steps), num_workers=workers,
-                         generator=torch.Generator())  # so that it leaves the global one alone
-    began, recent, since = time.perf_counter() - seconds, 0, done  # recent: sums since that step
-    with tqdm(total=steps * size, initial=done * size, unit=" trials", unit_scale=True,
-              desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
-        for step, batch in enumerate(batches, done + 1):
-            share = rate(step - 1, steps, config["schedule"])
-            recent = recent + learn(model, optimizers, batch, share, config)
-            bar.update(size)
-            due = step % REPORT_EVERY == 0 or step in (10, steps)
-            if due or step % 10 == 0:  # reading a number waits for the GPU
-                loss, accuracy = (recent / (step - since)).tolist()
-                if not math.isfinite(loss):
-                    raise UsageError(f"the loss is {loss:.0f} at step {step}: "
-                                     "try a lower --lr or --precision float32")
-                bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
-            if due:
-                rows.append(report(config, model, step, loss, accuracy,
-                                   time.perf_counter() - began))
-                bar.write("  ".join(f"{key} {value}" for key, value in rows[-1].items()),
-                          file=sys.stderr)
-                save(folder, rows, model, optimizers)
-                recent, since = 0, step
-    finish(config, folder, model, rows)
-
-
-def report(config, model, step, loss, accuracy, seconds):
-    """A row of log.csv: training since the row before, and accuracy on the test sets."""
-    tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"], config["precision"])
-    model.train()
-    row = {"loss": loss, "train": accuracy} | tested["accuracy"]
-    return {"step": step, "trials": step * config["batch_size"],
-            **{key: round(value, 4) for key, value in row.items()}, "seconds": round(seconds, 3)}
-
-
-def finish(config, folder, model, rows):
-    """Measures a trained model, and writes result.json. It keeps what was measured on test sets
-    that are gone."""
-    result = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"],
-                   config["precision"])
-    result |= {"trials": config["steps"] * config["batch_size"], "seconds": rows[-1]["seconds"],
-               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
-    path = folder / "result.json"
-    if path.exists():
-        before = read(path)
-        result |= {key: before[key] | result[key] for key in ("accuracy", "baselines", "kinds",
-                                                              "tests")}
-    write(path, json.dumps(result, indent=1).encode())
-
-
 # ---- what to run --------------------------------------------------------------------------------
 
 FLAGS = {  # of TRAINING: type, and help
     "steps": (between(1, 10 ** 9), "batches to train on"),
     "batch_size": (between(1, 10 ** 6), "trials per batch"),
     "train_size": (between(1, 10 ** 9), "so many trials, again and again; None: all are new"),
-    "optimizer": (one_of(["muon", "adamw"]), "muon for matrices of linear layers and adamw for the "
-                  "rest, or adamw"),
+    "optimizer": (one_of(["muon", "adamw"]), "muon for matrices, adamw for the rest; or adamw"),
     "lr": (between(1e-30, 1e30), "AdamW's peak, and a third of Muon's"),
-    "decay": (one_of(["matrices", "all"]), "the weights that AdamW and Muon let decay"),
+    "decay": (one_of(["matrices", "all"]), "the weights that decay"),
     "schedule": (one_of(["cosine", "constant"]), "the rate, after a warm-up or throughout")}
 ORDER = "dim", "layers", "heads", *TRAINING  # in names of settings; then others by name
+RUN = "model", "split", "seed", "out", "device", "precision", "workers"  # no settings
 
 
 def parse(argv=None):
     """The parser, and its arguments. The arguments of the chosen models' constructors are flags,
-    too."""
+    too, by their Literal or by the type of their default."""
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
         usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
@@ -206,30 +206,33 @@ def parse(argv=None):
     add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
         help="of the weights and the training trials (default: 0)")
     add("--out", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
-    add = parser.add_argument_group("training").add_argument
-    for key, (kind, text) in FLAGS.items():
-        add(f"--{key.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
-            help=f"{text} (default: {TRAINING[key]}, unless the model's file says otherwise)")
     add = parser.add_argument_group("the machine").add_argument
     add("--device", choices=devices(), default=devices()[-1],
         help=f"where to compute (default: {devices()[-1]})")
-    add("--precision", choices=["float32", "bfloat16"], help="of matrix products (default: "
-        "bfloat16 on a GPU that has it, else float32)")
-    add("--workers", type=between(0, 64), default=0, help="processes that draw trials: 2 or more "
-        "where a GPU waits for them (default: 0)")
-    add = parser.add_argument_group("the model, as its file explains").add_argument
+    add("--precision", choices=["float32", "bfloat16"], default="float32",
+        help="of matrix products (default: float32)")
+    add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
+        help="processes that draw trials (default: 4 beside a GPU, else 0)")
+    group = parser.add_argument_group("training")
+    for name, (kind, text) in FLAGS.items():
+        add_setting(group, name, kind, f"{text} (default: {TRAINING[name]}, or by the model)")
+    group, seen = parser.add_argument_group("the model, as its file explains"), set()
     try:
-        models = several(parser.parse_known_args(argv)[0].model, available())
-        for name, found in model_flags(models).items():
-            defaults = ", ".join(f"{parameter.default} in {model}.py"
-                                 for model, parameter in found.items())
-            kind, text = kind_of(next(iter(found.values())))
-            add(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
-                help=f"{text} (default: {defaults})")
+        for model in several(parser.parse_known_args(argv)[0].model, available()):
+            for name, parameter in parameters_of(model).items():
+                if name not in seen:
+                    kind, text = kind_of(parameter)
+                    add_setting(group, name, kind, f"{text} (default: {parameter.default})")
+                seen.add(name)
     except (UsageError, argparse.ArgumentError) as error:
         parser.error(str(error))
     add("-h", "--help", action="help", help="show this text, with the flags of --model")
     return parser, parser.parse_args(argv)
+
+
+def add_setting(group, name, kind, text):  # without a default: see configurations
+    group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
+                       help=text)
 
 
 def several(values, everything):
@@ -237,21 +240,15 @@ def several(values, everything):
     return list(everything) if "all" in values else list(dict.fromkeys(values))
 
 
-def model_flags(models):
-    """Name -> model -> parameter, of the constructors of models."""
-    flags = {}
-    for model in models:
-        for name, parameter in inspect.signature(module_of(model).Model).parameters.items():
-            if parameter.default is parameter.empty:
-                raise UsageError(f"{model}: Model needs a default for {name}")
-            flags.setdefault(name, {})[model] = parameter
-    return flags
+def parameters_of(model):  # name -> parameter, of a model's constructor
+    return inspect.signature(module_of(model).Model).parameters
 
 
 def kind_of(parameter):
-    """The type of a constructor's argument for argparse, by its Literal or by its default, and what
-    it may be in words."""
+    """The type of a constructor's argument for argparse, and its name."""
     default, choices = parameter.default, typing.get_args(parameter.annotation)
+    if default is parameter.empty:
+        raise UsageError(f"Model needs a default for {parameter.name}")
     if isinstance(default, bool):
         choices = True, False
     if choices:
@@ -263,107 +260,79 @@ def kind_of(parameter):
 
 def training_of(model):
     """TRAINING, with what the model's file says of its own. UsageError for what no flag takes."""
-    own = getattr(module_of(model), "TRAINING", {})
-    for key, value in own.items():
-        if key not in TRAINING:
-            raise UsageError(f"models/{model}.py: TRAINING has no {key!r}, only "
-                             f"{', '.join(TRAINING)}")
+    own, file = getattr(module_of(model), "TRAINING", {}), f"models/{model}.py"
+    for name, value in own.items():
+        if name not in TRAINING:
+            raise UsageError(f"{file}: TRAINING has no {name!r}, only {', '.join(TRAINING)}")
         try:
-            FLAGS[key][0](str(value))
+            FLAGS[name][0](str(value))
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"models/{model}.py: TRAINING: {key} {error}") from error
+            raise UsageError(f"{file}: TRAINING: {name} {error}") from error
     return TRAINING | own
 
 
 def configurations(args):
     """One resolved configuration per run. UsageError for what cannot be run."""
-    native = args.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision = args.precision or ("bfloat16" if native else "float32")
-    models = several(args.model, available())
     splits = several(args.split, (name for name in data.SPLITS if not name.endswith("_release")))
-    parameters = model_flags(models)
-    for split, model in itertools.product(splits, models):
-        usual = {name: found[model].default for name, found in parameters.items() if model in found}
-        arguments, usual = list(usual), usual | training_of(model)
-        flags = {name for name in vars(args) if name in parameters or name in TRAINING}
-        if unknown := flags - usual.keys():
+    given = {name: value for name, value in vars(args).items() if name not in RUN}
+    order = [*(name for name in ORDER if name in given), *sorted(given.keys() - {*ORDER})]
+    for split, model in itertools.product(splits, several(args.model, available())):
+        arguments = {name: parameter.default for name, parameter in parameters_of(model).items()}
+        usual = arguments | training_of(model)
+        if unknown := given.keys() - usual.keys():
             raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
-        order = [*ORDER, *sorted(flags - {*ORDER})]
-        given = {name: getattr(args, name) for name in order if name in flags}
-        names = [f"{name}{value}" for name, value in given.items() if value != usual[name]]
+        settings = [f"{name}{given[name]}" for name in order if given[name] != usual[name]]
         whole = usual | given
-        check(split, whole)
         for seed in dict.fromkeys(args.seed):
             yield {"split": split, "model": model, "seed": seed,
-                   "settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(names)) or "default",
+                   "settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(settings)) or "default",
                    "model_args": {name: whole[name] for name in arguments},
-                   **{name: whole[name] for name in TRAINING},
-                   "device": args.device, "precision": precision, "code": code_of(model)}
-
-
-def check(split, config):
-    """UsageError for a split that cannot be drawn."""
-    for depth in data.Batches(split, config["batch_size"], 0, config["train_size"]).subset.depths:
-        data.trials(split, "train", 1, depth=depth)
-    tests_of(split)
-    if not in_distribution(split):
-        raise UsageError(f"{split} needs a test set drawn like its training trials")
+                   **{name: whole[name] for name in TRAINING}, "device": args.device,
+                   "precision": args.precision, "code": code_of(model)}
 
 
 def build(config):
-    """A run's model and its optimizers, as they start. UsageError where the model refuses its
-    arguments, or what it gives for two trials has another shape than it should."""
-    torch.manual_seed(config["seed"])
-    module, file = module_of(config["model"]), f"models/{config['model']}.py"
+    """A run's model and its optimizers, as they start. UsageError where its trials cannot be drawn,
+    or the model refuses its arguments, or gives another shape for two trials than it should."""
+    split, seed, file = config["split"], config["seed"], f"models/{config['model']}.py"
+    for depth in data.Batches(split, config["batch_size"], 0, config["train_size"]).subset.depths:
+        data.trials(split, "train", 1, depth=depth)
+    evaluation.tests_of(split)
+    if not evaluation.in_distribution(split):
+        raise UsageError(f"{split} needs a test set drawn like its training trials")
+    torch.manual_seed(seed)
     try:
-        model = module.Model(**config["model_args"])
+        model = module_of(config["model"]).Model(**config["model_args"])
     except ValueError as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                 if frame.filename == module.__file__]
-        raise UsageError(f"{file}, line {lines[-1] if lines else '?'}: {error}") from error
+        raise UsageError(f"{file}: {error}") from error
     if missing := [name for name in ("features", "readout") if not hasattr(model, name)]:
         raise UsageError(f"{file}: Model needs {' and '.join(missing)}")
-    two = data.Batches(config["split"], 2, config["seed"])[0]
-    model.eval()
-    with torch.no_grad():
-        shape = tuple(model.features(two.instruction.clone(), two.stimulus.clone()).shape)
-        if len(shape) != 2 or shape[0] != 2:
-            raise UsageError(f"{file}: features gives {shape} for two trials, not (2, dim)")
-        shape = tuple(model(two.instruction.clone(), two.stimulus.clone()).shape)
-        if shape != (2, data.CLASSES):
-            raise UsageError(f"{file}: forward gives {shape} for two trials, not "
-                             f"(2, {data.CLASSES})")
+    trials = data.Batches(split, 2, seed)[0]
+    for name, function, width in (("features", model.eval().features, model.readout.in_features),
+                                  ("forward", model, data.CLASSES)):
+        shape = tuple(evaluation.predict(function, trials, "cpu").shape)
+        if shape != (2, width):
+            raise UsageError(f"{file}: {name} gives {shape} for two trials, not (2, {width})")
     model.train().to(config["device"])
     return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
 
 
 # ---- the files of a run -------------------------------------------------------------------------
 
-def prepare(config, folder):
-    """Writes config.json, or checks that the run there is this one. UsageError if it is another, or
-    if it or another seed beside it is of other code."""
-    seeds = {}
-    for other in filter(begun, sorted(folder.parent.glob("seed*"))):
-        with contextlib.suppress(UsageError):  # a damaged file is another run's business
-            seeds[other] = read(other / "config.json").get("code", {})
-    for other, code in seeds.items():
-        if files := [file for file, now in config["code"].items() if code.get(file) != now]:
-            raise UsageError(f"{', '.join(files)} changed since {other}: choose another --out")
-    if not begun(folder):
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        whole = config | {  # runs that differ in the machine alone are the same
-            "python": platform.python_version(), "torch": torch.__version__, "gpu": gpu,
-            "machine": platform.platform(), "threads": torch.get_num_threads()}
-        return write(folder / "config.json", json.dumps(whole, indent=1).encode())
-    there = read(folder / "config.json")
-    here = json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
-    if other := [f"{key} is {there.get(key)} there, {value} here" for key, value in here.items()
-                 if there.get(key) != value]:
-        raise UsageError(f"another run stands there ({'; '.join(other)}): choose another --out")
-
-
-def begun(folder):
-    return (folder / "checkpoint.pt").exists() or (folder / "result.json").exists()
+def compare(config, folder):
+    """UsageError if another run stands in the folder, or if it or another seed beside it is of
+    other code."""
+    for path in sorted(folder.parent.glob("seed*/config.json")):
+        there = read(path)
+        for file, code in config["code"].items():
+            if there.get("code", {}).get(file) != code:
+                raise UsageError(f"{file} changed since {path.parent}: choose another --out")
+        if path.parent == folder:
+            here = json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
+            if other := [f"{key} is {there.get(key)} there, {value} here"
+                         for key, value in here.items() if there.get(key) != value]:
+                raise UsageError(f"another run stands there ({'; '.join(other)}): choose another "
+                                 "--out")
 
 
 def write(path, content):
@@ -372,30 +341,33 @@ def write(path, content):
         temporary.write_bytes(content)
 
 
-def save(folder, rows, model, optimizers):
-    """Writes log.csv, and a checkpoint: all that a run needs to go on to the same bits."""
+def save(config, folder, rows, model, optimizers):
+    """Writes config.json, log.csv, and a checkpoint: all that a run needs to go on to the same
+    bits."""
+    cuda = torch.cuda.is_initialized()
+    whole = config | {  # runs that differ in the machine alone are the same
+        "python": platform.python_version(), "torch": torch.__version__,
+        "machine": platform.platform(), "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if cuda else None}
+    write(folder / "config.json", json.dumps(whole, indent=1).encode())
     lines = [rows[-1], *([row.get(key, "") for key in rows[-1]] for row in rows)]  # new test sets
     write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    whole = {"rows": rows, "model": model.state_dict(), "random": torch.get_rng_state(),
-             "optimizers": [x.state_dict() for x in optimizers], "random_cuda": cuda}
     buffer = io.BytesIO()
-    torch.save(whole, buffer)
+    torch.save({"rows": rows, "model": model.state_dict(), "random": torch.get_rng_state(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "random_cuda": torch.cuda.get_rng_state() if cuda else None}, buffer)
     write(folder / "checkpoint.pt", buffer.getvalue())
 
 
 def restore(folder, model, optimizers):
     """Loads a checkpoint into model and optimizers, and returns the rows of its log; none without a
-    checkpoint. UsageError where the checkpoint is damaged or another model's."""
+    checkpoint. UsageError where it is damaged."""
     if not (folder / "checkpoint.pt").exists():
         return []
     state = checkpoint_of(folder)
-    try:
-        model.load_state_dict(state["model"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{folder / 'checkpoint.pt'} is another model's") from error
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
     torch.set_rng_state(state["random"])
     if state["random_cuda"] is not None:
         torch.cuda.set_rng_state(state["random_cuda"])
@@ -425,10 +397,10 @@ def run(config, folder, workers):
     with open(folder / "lock", "ab") as file:
         if not lock(file):
             return print(f"{folder} is being trained by another process: left to it")
-        prepare(config, folder)
+        compare(config, folder)
         path = folder / "result.json"
         tested = read(path)["tests"] if path.exists() else {}
-        known = tests_of(config["split"]).items() <= tested.items()
+        known = evaluation.tests_of(config["split"]).items() <= tested.items()
         if not path.exists() or (not known and (folder / "checkpoint.pt").exists()):
             print(folder)
             fit(model, optimizers, config, folder, workers)
@@ -437,11 +409,12 @@ def run(config, folder, workers):
 def main(argv=None):
     parser, args = parse(argv)
     with data.ending(parser):
-        configs, failed, done = list(configurations(args)), [], {}
-        print(f"Runs: {len(configs)}, on {args.device} in {configs[0]['precision']}.")
-        folders = [args.out / config["split"] / config["model"] / config["settings"]
-                   / f"seed{config['seed']}" for config in configs]
-        for config, folder in zip(configs, folders):
+        runs, failed, done = {}, [], {}
+        for config in configurations(args):
+            parts = config["split"], config["model"], config["settings"], f"seed{config['seed']}"
+            runs[args.out.joinpath(*parts)] = config
+        print(f"Runs: {len(runs)}, on {args.device} in {config['precision']}.")
+        for folder, config in runs.items():
             try:
                 run(config, folder, args.workers)
             except KeyboardInterrupt:
@@ -454,15 +427,15 @@ def main(argv=None):
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
                 failed.append(folder)
-        for config, folder in zip(configs, folders):  # also what another process has finished
-            if folder not in failed and (folder / "result.json").exists():
-                result = read(folder / "result.json")
-                done.setdefault(config["split"], []).append((config, result))
-        for split, runs in done.items():
-            print(f"\n{split_table(split, runs)}")
+        for folder, config in runs.items():  # also what another process has finished
+            path = folder / "result.json"
+            if folder not in failed and path.exists():
+                done.setdefault(config["split"], []).append((config, read(path)))
+        for split, results in done.items():
+            print(f"\n{evaluation.split_table(split, results)}")
         if failed:
             names = ", ".join(map(str, failed))
-            parser.exit(2, f"Failed: {names}\n" if len(configs) > 1 else "")
+            parser.exit(2, f"Failed: {names}\n" if len(runs) > 1 else "")
 
 
 if __name__ == "__main__":

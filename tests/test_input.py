@@ -22,7 +22,7 @@ WRONG = {  # flags of train.py, one by one, then together
     "--bogus 1": "unrecognized arguments: --bogus 1", "--step 2": "unrecog", "--out": "argument",
     "--model looptfmr gru --view all": "gru takes no --layers, --view",
     "--model rnn gru --heads 2": "unrecognized arguments: --layers 1 --heads 2",
-    "--heads 3": "sstfmr.py, line ",
+    "--heads 3": "sstfmr.py: dim must be a multiple of heads, not 16 with 3 heads",
     "--dim 15 --heads 5": "dim must be even, for sines and cosines, not 15",
     "--split productive --train-size 15": "15 training trials are less than a batch of each depth"}
 
