@@ -25,9 +25,8 @@ from models import module_of  # noqa: E402
 RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
            "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
 COMPACT = "crossattn dstfmr hypertfmr looptfmr papertfmr perceiver sstfmr".split()
-TRIALS, BATCH, REPEATS = 1_000, 128, 9
+TRIALS, BATCH, REPEATS, RECIPE = 1_000, 128, 9, train.TRAINING["batch_size"]
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # a laptop's instructions
-STEPS = "import bench, json, sys; print(json.dumps(bench.steps(sys.argv[1:])))"
 
 
 def all_cells(self, stimulus):
@@ -59,45 +58,42 @@ def step_time(model, batches, optimize=False):
     return 1000 * seconds(learn) / len(batches)
 
 
-def steps(names):
+def recipe(names):
     """Per model, ms of a step of the recipe, with and without its optimizers."""
-    size = train.TRAINING["batch_size"]
-    batches = [data.trials("productive", depth, size) for depth in ("depth1", "depth3")]
+    batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
     return [[step_time(module_of(name).Model(), batches, optimize) for optimize in (True, False)]
             for name in names]
 
 
-def print_steps(names):
-    """As this machine is, and with AVX2 alone, each in a process of its own, on one thread."""
-    size = train.TRAINING["batch_size"]
-    print(f"\nA training step on {size} trials, depths 1 and 3 in turn, in ms:")
-    found = []
-    for changes in {}, AVX2:
-        found.append(json.loads(subprocess.check_output(
-            [sys.executable, "-c", STEPS, *names], cwd=Path(__file__).parent,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | changes)))
-    for name, (here, without), (avx2, avx2_without) in zip(names, *found):
-        print(f"{name:10} {here:6.1f}, optimizer {1 - without / here:4.0%}    with AVX2 "
-              f"{avx2:6.1f}, optimizer {1 - avx2_without / avx2:4.0%}    {avx2 / here:4.2f} times")
+def elsewhere(names, changes):
+    """The same from a process of its own, on one thread, with changes in the environment."""
+    code = "import bench, json, sys; print(json.dumps(bench.recipe(sys.argv[1:])))"
+    return json.loads(subprocess.check_output(
+        [sys.executable, "-c", code, *names], cwd=Path(__file__).parent,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | changes))
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0], usage=argparse.SUPPRESS,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0], usage=argparse.SUPPRESS)
     parser.add_argument("--model", nargs="+", choices=COMPACT, default=COMPACT,
-                        help="the models to time a step of")
+                        help="the models to time a step of (default: all of these)")
     parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), default=3,
-                        help="of the trials of a step")
+                        help="of the trials of a step (default: 3)")
     args = parser.parse_args(argv)
+    names, depth = args.model, args.depth
     print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the "
           "release on another day:")
     for name, release in RELEASE.items():
         rate = TRIALS / seconds(lambda seed: data.trials(*name.split(), TRIALS, seed=seed))
         print(f"{name:24} {rate:7,.0f}   release {release:4}   {rate / release:4.0f} times as many")
-    print_steps(args.model)
-    print(f"\nA training step on {BATCH} trials of depth {args.depth} without optimizer, in ms:")
-    batch = data.trials("productive", f"depth{args.depth}", BATCH)
-    for name in args.model:
+    print(f"\nA training step on {RECIPE} trials, depths 1 and 3 in turn, in ms:")
+    times = zip(names, elsewhere(names, {}), elsewhere(names, AVX2))
+    for name, (here, without), (avx2, avx2_without) in times:
+        print(f"{name:10} {here:6.1f}, optimizer {1 - without / here:4.0%}    with AVX2 "
+              f"{avx2:6.1f}, optimizer {1 - avx2_without / avx2:4.0%}    {avx2 / here:4.2f} times")
+    print(f"\nA training step on {BATCH} trials of depth {depth} without optimizer, in ms:")
+    batch = data.trials("productive", f"depth{depth}", BATCH)
+    for name in names:
         model = module_of(name).Model()
         compact = step_time(model, [batch])
         model.stimulus.forward = functools.partial(all_cells, model.stimulus)

@@ -119,7 +119,15 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("is_bf16_supported(including_emulation=False)", "is_bf16_supported()"),
         ("failed.append(folder)", "raise"),
         ("if folder not in failed and", "if False and")],
-    ("models/sstfmr.py", "tests/test_models.py -k sstfmr or block or positions"): [
+    ("models/authors.py", "tests/test_authors.py"): [
+        ("pair.maximum(when), when]", "pair, when]"),
+        (".masked_fill(back < 0, float(\"-inf\"))", ""),
+        ("x = self.dropout(x + place)", "x = x + place"),
+        ("y + mlp(y))", "mlp(y))"),
+        ("if self.cells is not None:", "if False:")],
+}
+MODELS = {  # the same of the other files in models/
+    "sstfmr": [
         ("[one, shape2 > 0, one[:, :1]]", "[one, one, one[:, :1]]"),
         ("free.sum(1, True) /", "1 /"),  # the compact stimulus
         ("* ~empty[:, :, None]", ""),
@@ -128,17 +136,12 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("x[:, self.read, None], x, bias)", "x[:, 0, None], x, bias)"),
         ("std=module.in_features ** -0.5", "std=1"),
         ("torch.linspace(0, 1, dim // 2)", "torch.linspace(0, 0.9, dim // 2)")],
-    ("models/papertfmr.py", "tests/test_models.py -k papertfmr"): [
-        ("self.shape2(shape2)", "self.shape1(shape2)")],
-    ("models/dstfmr.py", "tests/test_models.py -k dstfmr"): [
-        ('heads, READ["eos"])', 'heads, READ["root"])')],
-    ("models/crossattn.py", "tests/test_models.py -k crossattn"): [
-        ("self.look(x, y, y_bias), x_log", "self.look(y, y, y_bias)[:, :9], x_log")],
-    ("models/perceiver.py", "tests/test_models.py -k perceiver"): [
-        ("self.ask_each_other(latents[:, :1],", "self.ask_stimulus(latents[:, :1],")],
-    ("models/hypertfmr.py", "tests/test_models.py -k hypertfmr"): [
-        ("self.look(z, x).mT + log_count[:, None]", "self.look(z, x).mT")],
-    ("models/looptfmr.py", "tests/test_models.py -k looptfmr or relations or loops"): [
+    "papertfmr": [("self.shape2(shape2)", "self.shape1(shape2)")],
+    "dstfmr": [('heads, READ["eos"])', 'heads, READ["root"])')],
+    "crossattn": [("self.look(x, y, y_bias), x_log", "self.look(y, y, y_bias)[:, :9], x_log")],
+    "perceiver": [("self.ask_each_other(latents[:, :1],", "self.ask_stimulus(latents[:, :1],")],
+    "hypertfmr": [("self.look(z, x).mT + log_count[:, None]", "self.look(z, x).mT")],
+    "looptfmr": [
         ("LEFT * (column == 2 * row + 1)", "LEFT * (column == row + 1)"),
         ("(column == (row - 1) // 2)", "(column == row // 2)"),
         ("self.scores[1, :, [LEFT, RIGHT]] = 0", "self.scores[1] = 0"),
@@ -146,19 +149,12 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ('or self.carry == "answer":', "or True:"),
         ("x = x + questions", "x = questions"),
         ("softmax(2) @ self.answers + sides", "softmax(2) @ self.answers")],
-    ("models/authors.py", "tests/test_authors.py"): [
-        ("pair.maximum(when), when]", "pair, when]"),
-        (".masked_fill(back < 0, float(\"-inf\"))", ""),
-        ("x = self.dropout(x + place)", "x = x + place"),
-        ("y + mlp(y))", "mlp(y))"),
-        ("if self.cells is not None:", "if False:")],
-    ("models/gru.py", "tests/test_models.py -k gru"): [
-        ("keep * state + (1 - keep) *", "(1 - keep) * state + keep *")],
-    ("models/rnn.py", "tests/test_models.py -k rnn"): [
-        ("self.step(x, state)", "self.step(x, 0 * state)")],
-    ("models/mlp.py", "tests/test_models.py -k mlp"): [
-        ("self.first[:features.shape[-1]]", "self.first[-features.shape[-1]:]")],
+    "gru": [("keep * state + (1 - keep) *", "(1 - keep) * state + keep *")],
+    "rnn": [("self.step(x, state)", "self.step(x, 0 * state)")],
+    "mlp": [("x = F.gelu(layer(x))", "x = layer(x)")],
 }
+for name, changes in MODELS.items():
+    MUTANTS[f"models/{name}.py", f"tests/test_models.py -k {name} or torch or tokens"] = changes
 
 
 def copy(folder, changes):
