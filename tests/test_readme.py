@@ -37,8 +37,9 @@ MATPLOTLIB = importlib.util.find_spec("matplotlib")
 
 def commands(text):
     """What stands after `python` in blocks and between backticks, but the tests."""
-    found = re.findall(r"^python (.*?)(?:#|$)", text, re.M) + re.findall(r"`python\s([^`]+)`", text)
-    return [" ".join(command.split()) for command in found if not command.startswith("-m")]
+    found = re.findall(r"^python (\S+\.py.*?)(?:#|$)", text, re.M)
+    found += re.findall(r"`python\s(\S+\.py[^`]*)`", text)
+    return [" ".join(command.split()) for command in found]
 
 
 def edits(text):
