@@ -53,8 +53,10 @@ def interleaved(length, dim):  # -> (length, C): wavelengths from 2 pi to almost
 
 
 def relu_layers(*widths):
-    pairs = zip(widths, widths[1:])
-    return nn.Sequential(*(part for pair in pairs for part in (nn.Linear(*pair), nn.ReLU())))
+    layers = []
+    for inputs, outputs in zip(widths, widths[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 class Ask(nn.MultiheadAttention):  # one head
@@ -96,13 +98,14 @@ class Stream(nn.Module):
         self.mlp = mlp or relu_layers(dim, dim, dim)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
-    def forward(self, tokens, last=0):  # (B, N, features) -> (B, N, C), or the last ones alone
+    def forward(self, tokens, last=False):  # (B, N, features) -> (B, N, C), or the last one alone
         x = self.embedding(tokens)
         place = 0 if self.relative else self.place[:x.shape[1]]
         if self.cells is not None:  # the last tokens are the stimulus
             place = torch.cat([place[:-len(self.cells)], self.cells])
         x = self.dropout(x + place)
-        x = self.norm1(x[:, -last:] + self.attention(x[:, -last:], x))  # -0: all of them
+        first = -1 if last else 0
+        x = self.norm1(x[:, first:] + self.attention(x[:, first:], x))
         return self.norm2(x + self.mlp(x))
 
 
@@ -116,7 +119,7 @@ class SingleStream(nn.Module):
 
     def forward(self, rule, stimulus):  # (B, T + 1, 8), (B, 101, 3) -> (B, C), like the others
         padded = F.pad(rule, (0, stimulus.shape[2])), F.pad(stimulus, (rule.shape[2], 0))  # 11
-        return self.stream(torch.cat(padded, 1), last=1)[:, 0]
+        return self.stream(torch.cat(padded, 1), last=True)[:, 0]
 
 
 class TwoStreams(nn.Module):
@@ -134,8 +137,8 @@ class DualStream(TwoStreams):
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, rule, stimulus):
-        x = self.rule_mlp(self.rule(rule, last=1))
-        x = x + self.stimulus_mlp(self.stimulus(stimulus, last=1))
+        x = self.rule_mlp(self.rule(rule, last=True))
+        x = x + self.stimulus_mlp(self.stimulus(stimulus, last=True))
         return self.norm2(self.mlp(self.norm1(x)))[:, 0]
 
 
@@ -146,7 +149,7 @@ class CrossAttn(TwoStreams):
         self.mlp, self.norm2 = relu_layers(dim, dim, dim), nn.LayerNorm(dim)
 
     def forward(self, rule, stimulus):
-        x, stimulus = self.rule(rule, last=1), self.stimulus(stimulus)
+        x, stimulus = self.rule(rule, last=True), self.stimulus(stimulus)
         x = x + self.norm1(self.ask(x, stimulus))
         return self.norm2(self.mlp(x))[:, 0]  # nothing is added
 
@@ -161,8 +164,8 @@ class Perceiver(TwoStreams):
 
     def forward(self, rule, stimulus):
         x = self.zeros.expand(len(rule), -1, -1)  # (B, L, C)
-        tokens = self.rule(rule), self.stimulus(stimulus)
-        for tokens, (ask, mlp, norm) in zip(tokens, self.looks):
+        streams = self.rule(rule), self.stimulus(stimulus)
+        for tokens, (ask, mlp, norm) in zip(streams, self.looks):
             y = norm(ask(x, tokens))
             x = self.norm(x + y + mlp(y))
             x = self.norm(x + self.ask(x, x))  # each other, with the same weights both times
@@ -195,11 +198,12 @@ class Model(nn.Module):
         super().__init__()
         if dim % 2:
             raise ValueError(f"dim must be even, for sines and cosines, not {dim}")
-        names = [*dict.fromkeys([*OPERATORS, *data.OPERATORS])]
+        names = [*dict.fromkeys([*OPERATORS, *data.OPERATORS])]  # new ones come last
         numbers = torch.tensor([0, *(names.index(name) + 1 for name in data.OPERATORS)])
-        self.register_buffer("numbers", numbers, persistent=False)
+        self.register_buffer("numbers", numbers, persistent=False)  # ours -> the release's
         shape, color = data.SHAPES + 1, data.COLORS + 1  # so many values, with 0
-        rule, stimulus = [len(numbers), *2 * [shape, color, 2], 2], [color, shape, 2]
+        rule = [len(numbers), shape, color, 2, shape, color, 2, 2]  # 2: a flag
+        stimulus = [color, shape, 2]
         self.encoder = ARCHITECTURES[architecture](dim, rule, stimulus, embed, positions)
         self.readout = nn.Linear(dim, data.CLASSES)
 

@@ -8,9 +8,9 @@
                                        |
                                 GELU, LayerNorm -> readout -> 138 logits
 
-Not in the paper. Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that scaling data and width
-alone can lead to compositional generalization, and that a task's constituents can then be decoded
-linearly from the hidden units. So scale --dim, --layers and --steps (or --train-size).
+Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that scaling data and width alone can lead to
+compositional generalization, and that a task's constituents can then be decoded linearly from the
+hidden units. So scale --dim, --layers and --steps (or --train-size).
 
 Differs from the paper: it has no MLP.
 """
