@@ -11,7 +11,9 @@ It is told which operators are whose branches, like Neural Module Networks (arXi
 Tree-LSTMs (1503.00075), but not their order or the number of loops. The leaves have answered after
 one loop, the operators above them after two, and by default `more` loops change nothing. Universal
 Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits, embedded. Only the
-root's has a loss. Differs from the paper: all of it is new. Arguments:
+root's has a loss. No block changes an object, so an MLP of its own, `bind`, joins its letter and
+its color: in a mere sum, a red b and a green a look much like a red a, and the many objects of deep
+trees add up to what is not there. Differs from the paper: all of it is new. Arguments:
 
     view=own      an operator sees its own tokens, its branches' answers and the stimulus
     view=all      all operators see everything; learned scores tell what is their own
@@ -123,6 +125,8 @@ class Model(nn.Module):
         super().__init__()
         self.questions, self.stimulus = Questions(dim), Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.bind = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(),
+                                  nn.Linear(4 * dim, dim))
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
@@ -146,6 +150,7 @@ class Model(nn.Module):
         operators = torch.cat([instruction[:, 2 * w - 2:3 * w - 2] for w in widths], 1)
         questions, x_log_count = self.questions(operators)  # (B, 2 O, C), (B, 2 O)
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
+        objects = objects + self.bind(objects)
         B, O, S = len(operators), operators.shape[1], objects.shape[1]
         one = x_log_count.new_zeros(B, O)  # log 1: an answer is there once
         bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None] + self.view(O, S)
