@@ -244,13 +244,22 @@ def mistakes(model, config, n):
     return "\n\n".join(wrong[:n]) or "No mistake in 1,000."
 
 
+def answering(model, kind):
+    """The modules of that class through which the token that answers goes: (name, module, row)."""
+    read = getattr(getattr(model, "encode_instruction", model), "read", None)  # -1: EOS
+    for name, module in model.named_modules():
+        part = getattr(model, name.partition(".")[0], None)
+        row = getattr(part, "read", read or 0)  # 0: the root, or the first latent
+        if type(module).__name__ == kind and row is not None:  # None: a mere encoder
+            yield name, module, row
+
+
 def looks(model, trial, operator=0):
     """Where the token that answers looks, in Trials of one: its attentions in the order of
     computing, as (name, [(key, weight), ...]), and what the readout gave. A key is a cell with an
     object, or words. A weight is the mean over heads. LoopTfmr answers for any operator."""
     found, said = [], []
     question, grid = keys_of(model, trial)
-    read = getattr(getattr(model, "encode_instruction", model), "read", None)
 
     def look(module, inputs, _, name, row):
         weights = module.weights(*inputs)[0].mean(0)[row].tolist()
@@ -260,12 +269,9 @@ def looks(model, trial, operator=0):
         found.append((name.removesuffix(".attention"), list(zip(keys[-len(weights):], weights))))
 
     with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            part = getattr(model, name.partition(".")[0], None)
-            row = getattr(part, "read", read or operator)  # 0 is the root, or the first latent
-            if type(module).__name__ == "Attention" and row is not None:  # None: a mere encoder
-                hook = functools.partial(look, name=name, row=row)
-                hooks.enter_context(module.register_forward_hook(hook))
+        for name, module, row in answering(model, "Attention"):
+            hook = functools.partial(look, name=name, row=row or operator)
+            hooks.enter_context(module.register_forward_hook(hook))
         hooks.enter_context(model.readout.register_forward_hook(lambda *call: said.append(call[2])))
         predict(model, trial, next(model.parameters()).device.type)
     return found, said

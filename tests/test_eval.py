@@ -52,7 +52,8 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
                                 "no binding": (1 / 2 + 2 / 5) / 3})
 
 
-STATES = {  # models that know nothing, or everything
+STATES = {  # of models that know a part, the answer or nothing
+    "stimulus": lambda _, stimulus: F.one_hot(stimulus.long(), 11).flatten(1),
     "answer": lambda *tokens: F.one_hot(data.solve(*tokens), data.CLASSES),
     "nothing": lambda _, stimulus: torch.zeros(len(stimulus), data.CLASSES)}  # says True
 
