@@ -388,7 +388,7 @@ def drawing(path, width, height):
     yield figure
     try:
         with data.replacing(path) as temporary:
-            figure.savefig(temporary, dpi=150)
+            figure.savefig(temporary, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
     print(f"\nDrawn: {path}")
@@ -425,6 +425,7 @@ def draw_attention(folder, args):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(folder, devices()[-1])
     split, operator = config["split"], args.operator
+    data.subset_of(split, "train")  # UsageError where the split is gone
     subset = args.subset or hardest(split)[0]
     made = data.trials(split, subset, args.trial + 1)
     trial = data.Trials(*(part[args.trial:] for part in made))
@@ -436,10 +437,10 @@ def draw_attention(folder, args):
     if not any(key == "EOS" for _, look in found for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
-    says = data.ANSWERS[(said[-2][0, operator] if operator else said[-1][0]).argmax()]
-    text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. The model says: {says}.\n"
-            f"{config['model']} ({config['settings']}), seed {config['seed']}; {split}, {subset}, "
-            f"trial {args.trial}\n"
+    logits = said[-2][0, operator] if operator else said[-1][0]  # of all operators; of the root
+    text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
+            f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
+            f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}\n"
             "Attention of the token that answers, in percent (mean over heads)\n")
     columns = len({name for name, _ in found})
     rows = math.ceil(len(found) / columns)
@@ -459,22 +460,25 @@ def draw_look(axis, stimulus, look):
     grid = [[shares.get((row, column), 0) for column in range(size)] for row in range(size)]
     words = [(share, key) for key, share in look if isinstance(key, str) and share >= 0.005]
     words = sorted(words, reverse=True)[:size]
-    shade = {"cmap": "gray", "vmin": -0.2, "vmax": 1.2, "edgecolors": "0.35",
-             "linewidth": 0.5}
+    shade = {"cmap": "gray", "vmin": -0.2, "vmax": 1.2, "edgecolors": "0.35", "linewidth": 0.5}
     axis.pcolormesh(range(size + 1), range(size + 1), grid, **shade)
-    axis.pcolormesh([11, 12], range(len(words) + 1), [[share] for share, _ in words], **shade)
+    if words:
+        axis.pcolormesh([11, 12], range(len(words) + 1), [[share] for share, _ in words], **shade)
     axis.set(xlim=(-0.7, 20), ylim=(size, -0.7), aspect="equal")
     axis.set_axis_off()
-    bold = {"weight": "bold", "ha": "center", "va": "center",
-            "path_effects": [withStroke(linewidth=1.5, foreground="black")]}
+    edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}  # on bright cells
+    bold = {"weight": "bold", "ha": "center", "va": "center", **edge}
     for i in range(size):
         axis.text(-0.3, i + 0.5, i, size=6, color="0.5", ha="center", va="center")
         axis.text(i + 0.5, -0.4, i, size=6, color="0.5", ha="center", va="center")
     for (row, column), (shape, color) in zip(data.CELLS, stimulus):
+        share = grid[row][column]
         if shape:
-            letter, percent = data.LETTERS[shape - 1], f"{100 * grid[row][column]:.0f}"
+            letter = data.LETTERS[shape - 1]
             axis.text(column + 0.5, row + 0.5, letter, color=BRIGHT[color - 1], **bold)
-            axis.text(column + 0.97, row + 0.95, percent, size=5, color="white", ha="right")
+        if share >= 0.005:
+            axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
+                      ha="right", **edge)
     for row, (share, key) in enumerate(words):
         axis.text(11.5, row + 0.5, f"{100 * share:.0f}", color="white", **bold)
         axis.text(12.3, row + 0.5, key, size=8, va="center")
