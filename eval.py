@@ -437,11 +437,11 @@ def draw_attention(folder, args):
     if not any(key == "EOS" for _, look in found for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
-    logits = said[-2][0, operator] if operator else said[-1][0]  # of all operators; of the root
+    logits = said[-2][0, operator] if operator else said[-1][0]  # of all; of the root
     text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
             f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
-            f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}\n"
-            "Attention of the token that answers, in percent (mean over heads)\n")
+            f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"
+            "\nAttention of the token that answers, in percent (mean over heads)\n")
     columns = len({name for name, _ in found})
     rows = math.ceil(len(found) / columns)
     with drawing(args.attention, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:

@@ -36,6 +36,8 @@ def test_baselines_by_hand():
         node = data.Solved(operator, selectors, [], answer)
         found = [no_binding(node, stimulus, shortcuts) for shortcuts in (False, True)]
         assert found == pytest.approx([ours, release])
+    two = grid({(0, 0): (1, 1), (0, 1): (2, 3)})[0]  # half of these cells, and half of all
+    assert no_binding(data.Solved("SumEven", [(1, 1)], [], data.TRUE), two, True) == 1 / 2
     leaves = [7, 7], [7, 9], [1, 7, 7, 1], [7, 1, 1, 1]
     assert [evaluation.vote(answers, 7) for answers in leaves] == [1, 1 / 2, 1 / 2, 0]
 
