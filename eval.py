@@ -1,8 +1,10 @@
-"""Evaluates trained models and prints one table per split.
+"""Evaluates trained models: tables, mistakes, pictures.
 
     python eval.py runs                                # what train.py measured at the end of runs
     python eval.py runs/productive --per-operator      # ... and by the operator that answers
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
+    python eval.py runs --plot accuracy.png            # accuracy and learning curves
+    python eval.py runs/productive/looptfmr --attention look.png --subset depth5
 """
 import argparse
 import ast
@@ -26,32 +28,32 @@ from data import UsageError
 from models import available, module_of
 
 TEST_TRIALS = 10_000  # per test set
-SETTINGS = ("steps", "batch_size", "train_size", "optimizer", "lr", "decay", "schedule",
-            "precision")  # of a run, beside those of its model
 
 
 # ---- what a number is compared with -------------------------------------------------------------
 
 @functools.cache
 def test_set(split, subset, n):
-    """Trials, the numbers of those of each kind (kind -> list), and the accuracy of baselines."""
-    made, kinds, baselines = data.trials(split, subset, n), {}, collections.Counter()
-    for operator in data.OPERATORS:  # in the order of the table
-        kinds |= {operator: [], f"{operator}, two objects": []}
-    kinds |= {f"if {kind}": [] for kind in kinds}
-    chosen = data.SPLITS[split][subset]
+    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
+    made, chosen = data.trials(split, subset, n), data.SPLITS[split][subset]
+    kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
+             for end in ("", ", two objects")}  # in the order of the table
+    baselines = collections.Counter()
     for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
         solved = data.evaluate(instruction, stimulus)
         answering = solved[data.descend(solved)[-1]]
-        for prefix, node in [("", answering), ("if ", solved[0])][:len(solved)]:
-            two = ", two objects" if len(node.selectors) == 2 else ""
-            kinds[f"{prefix}{node.operator}{two}"].append(i)
+        kinds[kind_of(answering)].append(i)
         baselines["chance"] += chance(chosen)[answering.operator] / n
         baselines["no binding"] += no_binding(answering, stimulus, chosen.shortcuts) / n
         if len(solved) > 1:
+            kinds["if " + kind_of(solved[0])].append(i)
             leaves = [node.answer for node in solved[len(solved) // 2:]]
             baselines["condition-blind"] += vote(leaves, answer.item()) / n
     return made, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
+
+
+def kind_of(node):
+    return node.operator + (", two objects" if len(node.selectors) == 2 else "")
 
 
 @functools.cache
@@ -68,10 +70,8 @@ def chance(subset):
 
 
 def no_binding(node, stimulus, shortcuts):
-    """Expected accuracy, on the Solved operator that answers, of a reader who sees which shapes,
-    colors and cells are on the grid, but not which belong together. Companions and decoys leave
-    only a coin for True or False. With shortcuts, an Exist is True where its shape and its color
-    occur, and the cells that are taken tell something of a question about places."""
+    """The probability that a reader is right on the Solved operator that answers, who sees which
+    shapes, colors and cells are on the grid, but not which belong together."""
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
     if node.operator == "GetLocation":
@@ -80,38 +80,37 @@ def no_binding(node, stimulus, shortcuts):
         return vote(shapes, node.answer - data.FIRST_SHAPE + 1)
     if node.operator == "GetColor":
         return vote(colors, node.answer - data.FIRST_COLOR + 1)
-    if not shortcuts:
+    if not shortcuts:  # companions and decoys leave only a coin
         return 1 / 2
     if node.operator == "Exist":
         (shape, color), = node.selectors
         return float((shape in shapes and color in colors) == (node.answer == data.TRUE))
-    here, anywhere = (share_true(node.operator, len(node.selectors), frozenset(where))
-                      for where in (cells, data.CELLS))
-    # Bayes: True and False are equally likely, whatever their shares of all places
-    odds = here * (1 - anywhere) - (1 - here) * anywhere
-    return 1 / 2 if odds == 0 else float((odds > 0) == (node.answer == data.TRUE))
+    here = share_true(node.operator, len(node.selectors), tuple(cells))
+    anywhere = share_true(node.operator, len(node.selectors), tuple(data.CELLS))
+    if here == anywhere:
+        return 1 / 2
+    return float((here > anywhere) == (node.answer == data.TRUE))  # half of all are True
 
 
-@functools.lru_cache(100_000)
+@functools.lru_cache
 def share_true(operator, number, cells):
     """The share of places for so many objects, among these cells, of which an operator is True."""
     holds = data.OPERATORS[operator].holds
-    return statistics.fmean(bool(holds(places))
-                            for places in itertools.permutations(sorted(cells), number))
+    return statistics.fmean(bool(holds(places)) for places in itertools.permutations(cells, number))
 
 
 def vote(values, answer):
-    """The probability that a random one of the most frequent values is the answer: for leaves that
-    answer, a majority vote of a reader who is blind to conditions."""
+    """The probability that a random one of the most frequent values is the answer."""
     best = statistics.multimode(values)
     return (answer in best) / len(best)
 
 
 def in_distribution(split):
     """The test sets drawn like the training trials, depth by depth."""
-    sets, train = data.SPLITS[split], data.SPLITS[split]["train"]
-    return [name for name in sets if name != "train" and {*sets[name].depths} <= {*train.depths}
-            and sets[name]._replace(depths=train.depths) == train]
+    train = data.SPLITS[split]["train"]
+    return [name for name, subset in data.SPLITS[split].items()
+            if name != "train" and subset._replace(depths=train.depths) == train
+            and all(depth in train.depths for depth in subset.depths)]
 
 
 def hardest(split):
@@ -131,7 +130,7 @@ def hash_of(split, name, subset):  # subset: so that a new one is not taken for 
     return hashlib.sha256(some).hexdigest()[:8]
 
 
-# ---- runs and models ----------------------------------------------------------------------------
+# ---- accuracy -----------------------------------------------------------------------------------
 
 def devices():
     """Where this machine can compute, the best last."""
@@ -147,82 +146,77 @@ KEYS = {"config.json": {"split": str, "model": str, "settings": str, "seed": int
 
 
 def read(path):
-    """What config.json or result.json of a run holds. UsageError where it is damaged."""
+    """What config.json or result.json of a run holds."""
     try:
-        content = json.loads(path.read_text())
-        for key, kind in KEYS[path.name].items():
-            if not isinstance(content[key], kind):
-                raise ValueError(f"its {key} is {content[key]!r}")
-        return content
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no {path}") from error
-    except KeyError as error:
-        raise UsageError(f"{path} is damaged: it has no {error}") from error
+        content = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+        raise UsageError(f"{path} is missing or damaged: {error}") from error
+    for key, kind in KEYS[path.name].items():
+        if not isinstance(content.get(key), kind):
+            raise UsageError(f"{path} is damaged: its {key} is {content.get(key)!r}")
+    return content
 
 
 def code_of(model):
-    """File -> a short hash of what it says, without comments, layout and docstrings: the files that
+    """File -> a short hash of its code, without comments, layout and docstrings: the files that
     decide what a run computes."""
-    hashes, here = {}, Path(__file__).parent
+    hashes = {}
     for name in "data.py", "train.py", f"models/{model}.py":
-        tree = ast.parse((here / name).read_text(encoding="utf-8"))
+        tree = ast.parse((Path(__file__).parent / name).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                if ast.get_docstring(node):
-                    del node.body[0]
+            documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            if documented and ast.get_docstring(node):
+                del node.body[0]
         hashes[name] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
     return hashes
 
 
 def changed(config):
     """The files that have changed since a run began. Recorded runs name no code, so none."""
+    then = config.get("code", {})
     now = code_of(config["model"]) if config["model"] in available() else {}
-    return [file for file, then in config.get("code", {}).items() if now.get(file) != then]
+    return [file for file in then if now.get(file) != then[file]]
 
 
 def checkpoint_of(folder):
-    """What checkpoint.pt of a run holds. UsageError where it is missing or damaged."""
+    """What checkpoint.pt of a run holds."""
     path = folder / "checkpoint.pt"
     try:
         with zipfile.ZipFile(path) as file:  # torch.load does not notice a flipped bit
             if file.testzip():
                 raise zipfile.BadZipFile
         return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no {path}") from error
     except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{path} is damaged") from error
+        raise UsageError(f"{path} is {'damaged' if path.exists() else 'missing'}") from error
 
 
 def load(folder, device="cpu"):
-    """The model of a run folder, ready to call, and its config with that device. A line says which
-    code has changed since. UsageError where the model is gone or its weights do not fit it."""
+    """The model of a run folder, ready to call, and its config with that device. A line on stderr
+    says which code has changed since."""
     folder = Path(folder)
     config = read(folder / "config.json") | {"device": device}
-    name, weights = config["model"], checkpoint_of(folder)["model"]
-    if name not in available():
-        raise UsageError(f"there is no model {name!r} any more")
-    if files := changed(config):
-        print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
+    weights, name = checkpoint_of(folder)["model"], config["model"]
     try:
         with torch.random.fork_rng(devices=[]):
             model = module_of(name).Model(**config["model_args"])
         model.load_state_dict(weights)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"its weights do not fit models/{name}.py as it is now") from error
+    except (ImportError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"its weights fit no models/{name}.py as it is now") from error
+    if files := changed(config):
+        print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
     return model.to(device).eval(), config
 
 
 @torch.no_grad()
 def predict(function, trials, device, precision="float32"):
     """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time. The
-    model gets copies, which it may change. UsageError for outputs that are not finite."""
+    model gets copies, which it may change."""
+    outputs = []
     with torch.autocast(device, torch.bfloat16, precision == "bfloat16"):
-        parts = zip(trials.instruction.split(100), trials.stimulus.split(100))
-        outputs = torch.cat([function(*(x.to(device, copy=True) for x in part)).float().cpu()
-                             for part in parts])
+        for tokens in zip(trials.instruction.split(100), trials.stimulus.split(100)):
+            output = function(*(x.to(device, copy=True) for x in tokens))
+            outputs.append(output.float().cpu())
+    outputs = torch.cat(outputs)
     if not outputs.isfinite().all():
         raise UsageError("the outputs of the model are not finite")
     return outputs
@@ -239,44 +233,65 @@ def score(model, split, n, device, precision):
     return result
 
 
-# ---- why: attention and mistakes ----------------------------------------------------------------
+# ---- why: mistakes, and where a model looks -----------------------------------------------------
 
-def attention(model, split, subset, device):
-    """Where a model looks in the first trial of a test set, as text: a table for each attention, in
-    the order of computing, with a row per query and a column per head. It names the key with the
-    largest weight, and that weight in percent."""
-    trial = data.trials(split, subset, 1)
-    grid = [f"{data.COLOR_NAMES[color - 1]} {data.ANSWERS[data.FIRST_SHAPE + shape - 1]}"
-            for shape, color in trial.stimulus[0].tolist() if shape] + ["empty cells", "EOS"]
-    text = [data.show(next(zip(*trial)))]
-
-    def note(module, inputs, _, name):
-        seen = [] if "instruction" in name or "each_other" in name else grid
-        word = "latent" if "each_other" in name else "token"
-        weights, = module.weights(*inputs).tolist()  # (H, N, M)
-        keys = [f"{word} {i}" for i in range(len(weights[0][0]) - len(seen))] + seen
-        looks = [[f"{100 * max(w):.0f} {keys[w.index(max(w))]}" for w in heads]
-                 for heads in zip(*weights)]
-        queries = keys if inputs[0].equal(inputs[1]) else map("query {}".format, range(len(looks)))
-        text.append(table([name, *map("head {}".format, range(len(weights)))],
-                          [[query, *look] for query, look in zip(queries, looks)]))
-
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if type(module).__name__ == "Attention":
-                hook = functools.partial(note, name=name)
-                hooks.enter_context(module.register_forward_hook(hook))
-        predict(model, trial, device)
-    return "\n\n".join(text if len(text) > 1 else [*text, "This model has no Attention."])
-
-
-def mistakes(model, split, n, device, precision):
+def mistakes(model, config, n):
     """The first n trials that a model answers wrong, of the first 1,000 of the last test set."""
-    made = data.trials(split, hardest(split)[1], 1000)
-    says = predict(model, made, device, precision).argmax(1)
+    made = data.trials(config["split"], hardest(config["split"])[1], 1000)
+    says = predict(model, made, config["device"], config["precision"]).argmax(1)
     wrong = [f"{data.show(trial)}\nThe model says: {data.ANSWERS[answer]}"
              for trial, answer in zip(zip(*made), says) if trial[2] != answer]
     return "\n\n".join(wrong[:n]) or "No mistake in 1,000."
+
+
+def answering(model, kind):
+    """The modules of that class through which the token that answers goes: (name, module, row)."""
+    read = getattr(getattr(model, "encode_instruction", model), "read", None)  # -1: EOS
+    for name, module in model.named_modules():
+        part = getattr(model, name.partition(".")[0], None)
+        row = getattr(part, "read", read or 0)  # 0: the root, or the first latent
+        if type(module).__name__ == kind and row is not None:  # None: a mere encoder
+            yield name, module, row
+
+
+def looks(model, trial, operator=0):
+    """Where the token that answers looks, in Trials of one: its attentions in the order of
+    computing, as (name, [(key, weight), ...]), and what the readout gave. A key is a cell with an
+    object, or words. A weight is the mean over heads. LoopTfmr answers for any operator."""
+    found, said = [], []
+    question, grid = keys_of(model, trial)
+
+    def look(module, inputs, _, name, row):
+        weights = module.weights(*inputs)[0].mean(0)[row].tolist()
+        keys = question if "instruction" in name else question + grid
+        if "each_other" in name:
+            keys = [f"latent {i}" for i in range(len(weights))]
+        found.append((name.removesuffix(".attention"), list(zip(keys[-len(weights):], weights))))
+
+    with contextlib.ExitStack() as hooks:
+        for name, module, row in answering(model, "Attention"):
+            hook = functools.partial(look, name=name, row=row or operator)
+            hooks.enter_context(module.register_forward_hook(hook))
+        hooks.enter_context(model.readout.register_forward_hook(lambda *call: said.append(call[2])))
+        predict(model, trial, next(model.parameters()).device.type)
+    return found, said
+
+
+def keys_of(model, trial):
+    """The tokens of a question and of a grid, in the order in which a model reads them."""
+    names, letters = ["", *data.OPERATORS], ["", *(f" {letter}" for letter in data.LETTERS)]
+    colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
+    loops, tokens = hasattr(model, "answers"), trial.instruction[0].tolist()
+    if loops:  # LoopTfmr has no IfElses and no EOS
+        tokens = [token for token in tokens if token[0] != data.IF_ELSE]
+    first = [names[name] + colors[color] + letters[shape] for name, shape, color, _, _ in tokens]
+    second = [names[name] + colors[color] + letters[shape] for name, _, _, shape, color in tokens]
+    if hasattr(model, "instruction") and hasattr(model.instruction, "shape2"):
+        second = []  # PaperTfmr has one token per operator
+    last = [f"answer to {token}" for token in first] if loops else ["EOS of the question"]
+    cells = [cell for cell, (shape, _) in zip(data.CELLS, trial.stimulus[0].tolist()) if shape]
+    empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
+    return first + second + last, cells + empty + ["EOS"]
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -298,38 +313,33 @@ def table(header, rows):
 
 
 def identity(config, result):
-    """What two runs must share to be seeds of one row: code, settings, test trials, as a set of
-    (name, value)."""
-    settings = {key: config.get(key) for key in SETTINGS} | config["model_args"]
+    """The code, settings and test trials that seeds of one row share, as a set of (name, value)."""
+    names = "steps batch_size train_size optimizer lr decay schedule precision".split()
+    settings = {name: config.get(name) for name in names} | config["model_args"]
     whole = config.get("code", {}) | settings | result["tests"]
     return frozenset((name, str(value)) for name, value in whole.items())
 
 
-def rows_of(runs, names=None):
-    """Label of a row, or else the next of `names` -> its runs (config, result), one per seed. Runs
-    of one name that differ in more than the seed have rows of their own. UsageError where names and
-    rows are not as many."""
-    rows, counts = {}, collections.Counter()
+def rows_of(runs):
+    """Label of a row -> its runs (config, result), one per seed: of copies, the first. Runs of one
+    name that differ in more than the seed have rows of their own: the second one ends in #2."""
+    rows = {}
     for config, result in runs:
-        name = f"{config['model']} ({config['settings']})"
-        rows.setdefault((name, identity(config, result)), []).append((config, result))
-    if names and len({*names}) != len(rows):
-        found = ", ".join(name for name, _ in rows)
-        raise UsageError(f"--names: {len(rows)} different names are needed, for {found}")
-    if names:
-        return dict(zip(names, rows.values()))
-    labels = {}
-    for (name, _), found in rows.items():
-        counts[name] += 1
-        labels[name if counts[name] == 1 else f"{name} #{counts[name]}"] = found
-    return labels
+        label, number = f"{config['model']} ({config['settings']})", 1
+        while label in rows and identity(*rows[label][0]) != identity(config, result):
+            number += 1
+            label = f"{config['model']} ({config['settings']}) #{number}"
+        row = rows.setdefault(label, [])
+        if all(config["seed"] != other["seed"] for other, _ in row):
+            row.append((config, result))
+    return rows
 
 
 def notes(split, rows):
-    """Sentences on rows that differ from their namesake, or from what there is today."""
+    """Sentences on rows that differ from the first of their name, or from what there is today."""
     for label, runs in rows.items():
-        first, (config, result) = rows.get(label.partition(" #")[0], runs), runs[0]
-        other = {name for name, _ in identity(*first[0]) ^ identity(config, result)}
+        first, (config, result) = rows[label.partition(" #")[0]][0], runs[0]
+        other = {name for name, _ in identity(*first) ^ identity(config, result)}
         tests = [name for name, test in tests_of(split).items()
                  if result["tests"].get(name) != test]
         if other:
@@ -340,10 +350,10 @@ def notes(split, rows):
             yield f"{label} was not tested on today's trials of {', '.join(tests)}."
 
 
-def split_table(split, runs, per_operator=False, names=None):
+def split_table(split, runs, per_operator=False):
     """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
     result) pairs of one split."""
-    baselines, rows = {}, rows_of(runs, names)
+    baselines, rows = {}, rows_of(runs)
     for _, result in runs:  # some may have more test sets
         baselines |= result["baselines"]
     columns = list(baselines)
@@ -360,49 +370,118 @@ def split_table(split, runs, per_operator=False, names=None):
     return "\n".join([table([f"{split}, accuracy in %", *columns], lines), *notes(split, rows)])
 
 
-COLORBLIND = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
-              "#8B8B00", "#7F3C8D")
+# ---- pictures -----------------------------------------------------------------------------------
+
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B8B00",
+         "#7F3C8D")  # for colorblind readers, too
+BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
 
-def plot(splits, path, names=None):
-    """Draws, for each split, accuracy by test set and learning curves: a numbered line per model
-    and settings, and a thin one per seed. Gray bands reach up to chance and to the last baseline.
-    UsageError where matplotlib is missing or cannot write."""
+@contextlib.contextmanager
+def drawing(path, width, height):
+    """An empty figure, which is written to `path` at the end."""
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display
     except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(11, 3.3 * len(splits)), layout="constrained")
-    axes = figure.subplots(len(splits), 2, squeeze=False)
-    for (split, runs), (left, right) in zip(splits.items(), axes):
-        columns, baselines = list(runs[0][1]["accuracy"]), runs[0][1]["baselines"]
-        left.set_xticks(range(len(columns)), columns, fontsize="x-small")
-        for name, gray in (list(baselines[columns[-1]])[-1], "0.9"), ("chance", "0.75"):
-            there = [i for i, column in enumerate(columns) if name in baselines[column]]
-            band = [baselines[columns[i]][name] for i in there]
-            left.fill_between(there, band, color=gray, label=name)
-        for i, (label, seeds) in enumerate(rows_of(runs, names).items()):
-            results = [result for _, result in seeds]
-            mark = {"marker": "osD^v<>PXp"[i % 10], "markersize": 4, "label": f"{i + 1} {label}"}
-            accuracy = [[r["accuracy"].get(column, math.nan) for column in columns]
-                        for r in results]
-            train = [[row["train"] for row in r["log"]] for r in results]
-            trials = [row["trials"] / 1000 for row in results[0]["log"]]
-            for axis, x, seeds in (left, range(len(columns)), accuracy), (right, trials, train):
-                seeds = torch.tensor(seeds).T  # a column per seed
-                axis.plot(x, seeds, color=COLORBLIND[i % 9], linewidth=0.6)
-                axis.plot(x, seeds.mean(1), color=COLORBLIND[i % 9], **mark)
-        left.set(title=split, xlabel="test set (thin lines: seeds, thick lines: their mean)",
-                 ylabel="accuracy on the test set", ylim=(0, 1.02))
-        right.set(xlabel="training trials, thousands", ylabel="accuracy in training",
-                  ylim=(0, 1.02))
-        right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="center left",
-                     bbox_to_anchor=(1, 0.5))
+        raise UsageError("pictures need matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
     try:
         with data.replacing(path) as temporary:
-            figure.savefig(temporary, dpi=150)
+            figure.savefig(temporary, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
+    print(f"\nDrawn: {path}")
+
+
+def plot(splits, path):
+    """Draws, for each split, accuracy by test set and in training: the mean of a row's seeds, with
+    a thin line for each."""
+    with drawing(path, 11, 3.3 * len(splits)) as figure:
+        axes = figure.subplots(len(splits), 2, squeeze=False)
+        for (split, runs), (left, right) in zip(splits.items(), axes):
+            baselines = runs[0][1]["baselines"]
+            columns = list(baselines)
+            for name, style in zip(baselines[columns[-1]], (":", "--", "-.")):
+                shares = [baselines[column].get(name, math.nan) for column in columns]
+                left.plot(columns, shares, color="0.6", linestyle=style, label=name)
+            for i, (label, seeds) in enumerate(rows_of(runs).items()):
+                results, color = [result for _, result in seeds], LINES[i % len(LINES)]
+                tested = [[r["accuracy"].get(c, math.nan) for c in columns] for r in results]
+                trained = [[row["train"] for row in r["log"]] for r in results]
+                trials = [row["trials"] / 1000 for row in results[0]["log"]]
+                for axis, x, y in (left, columns, tested), (right, trials, trained):
+                    axis.plot(x, torch.tensor(y).T, color=color, linewidth=0.6)
+                    axis.plot(x, torch.tensor(y).mean(0), color=color, label=label,
+                              marker="osD^v<>PXp"[i % 10], markersize=4)
+            left.set(title=split, ylabel="accuracy", ylim=(0, 1.02))
+            left.tick_params("x", labelsize="x-small")
+            right.set(title="in training", xlabel="trials, thousands", ylim=(0, 1.02))
+            right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="center left",
+                         bbox_to_anchor=(1, 0.5))
+
+
+def draw_attention(folder, args):
+    """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
+    model, config = load(folder, devices()[-1])
+    split, operator = config["split"], args.operator
+    data.subset_of(split, "train")  # UsageError where the split is gone
+    subset = args.subset or hardest(split)[0]
+    made = data.trials(split, subset, args.trial + 1)
+    trial = data.Trials(*(part[args.trial:] for part in made))
+    solved = data.evaluate(trial.instruction[0], trial.stimulus[0])
+    loops = hasattr(model, "answers")
+    if operator and (operator >= len(solved) or not loops):
+        raise UsageError(f"--operator: there is none but the root, or LoopTfmr's {len(solved)}")
+    found, said = looks(model, trial, operator)
+    if not any(key == "EOS" for _, look in found for key, _ in look):
+        raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
+    right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
+    logits = said[-2][0, operator] if operator else said[-1][0]  # of all; of the root
+    text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
+            f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
+            f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"
+            "\nAttention of the token that answers, in percent (mean over heads)\n")
+    columns = len({name for name, _ in found})
+    rows = math.ceil(len(found) / columns)
+    with drawing(args.attention, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
+        figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
+        for i, (name, look) in enumerate(found):
+            axis = figure.add_subplot(rows, columns, i + 1)
+            loop = f", loop {i // columns + 1}" if loops else ""
+            axis.set_title(name + loop, fontsize=9, loc="left")
+            draw_look(axis, trial.stimulus[0].tolist(), look)
+
+
+def draw_look(axis, stimulus, look):
+    """The grid, and beside it the ten words that weigh most. Shade is attention."""
+    from matplotlib.patheffects import withStroke
+    shares, size = dict(look), data.GRID
+    grid = [[shares.get((row, column), 0) for column in range(size)] for row in range(size)]
+    words = [(share, key) for key, share in look if isinstance(key, str) and share >= 0.005]
+    words = sorted(words, reverse=True)[:size]
+    shade = {"cmap": "gray", "vmin": -0.2, "vmax": 1.2, "edgecolors": "0.35", "linewidth": 0.5}
+    axis.pcolormesh(range(size + 1), range(size + 1), grid, **shade)
+    if words:
+        axis.pcolormesh([11, 12], range(len(words) + 1), [[share] for share, _ in words], **shade)
+    axis.set(xlim=(-0.7, 20), ylim=(size, -0.7), aspect="equal")
+    axis.set_axis_off()
+    edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}  # on bright cells
+    bold = {"weight": "bold", "ha": "center", "va": "center", **edge}
+    for i in range(size):
+        axis.text(-0.3, i + 0.5, i, size=6, color="0.5", ha="center", va="center")
+        axis.text(i + 0.5, -0.4, i, size=6, color="0.5", ha="center", va="center")
+    for (row, column), (shape, color) in zip(data.CELLS, stimulus):
+        share = grid[row][column]
+        if shape:
+            letter = data.LETTERS[shape - 1]
+            axis.text(column + 0.5, row + 0.5, letter, color=BRIGHT[color - 1], **bold)
+        if share >= 0.005:
+            axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
+                      ha="right", **edge)
+    for row, (share, key) in enumerate(words):
+        axis.text(11.5, row + 0.5, f"{100 * share:.0f}", color="white", **bold)
+        axis.text(12.3, row + 0.5, key, size=8, va="center")
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -429,50 +508,34 @@ def one_of(choices):
     return convert
 
 
-def result_of(folder, args):
-    """A run's config and its result. With --show and --attention, also prints what the model does.
-    UsageError where that cannot be had."""
-    config = read(folder / "config.json")
-    split = config["split"]
-    if split not in data.SPLITS:
-        raise UsageError(f"there is no split {split!r} any more")
-    if not (folder / "result.json").exists():
-        raise UsageError("it is unfinished (log.csv says how far it is)")
-    if args.show or args.attention:
-        device = devices()[-1]
-        model, _ = load(folder, device)
-    if args.show:
-        wrong = mistakes(model, split, args.show, device, config["precision"])
-        print(f"\n{folder}\n\n{wrong}")
-    if args.attention:
-        if args.attention not in data.SPLITS[split]:
-            raise UsageError(f"--attention: {split} has no test set {args.attention!r}")
-        print(f"\n{folder}\n\n{attention(model, split, args.attention, device)}")
-    return config, read(folder / "result.json")
-
-
 def evaluate(args):
     """Does what the arguments of the command line ask for."""
-    splits, found = {}, [path for above in args.runs for path in sorted(above.rglob("config.json"))]
-    for folder in dict.fromkeys(path.parent.resolve() for path in found):
+    found = [path for above in args.runs for path in sorted(above.rglob("config.json"))]
+    folders = list(dict.fromkeys(path.parent.resolve() for path in found))
+    if args.attention and folders:
+        return draw_attention(folders[0], args)
+    splits = {}
+    for folder in folders:
         try:
-            config, result = result_of(folder, args)
-            runs = splits.setdefault(config["split"], {})
-            run = config["model"], config["settings"], config["seed"], identity(config, result)
-            if run in runs:
-                raise UsageError("it is a copy of a run above")
-            runs[run] = config, result
+            config = read(folder / "config.json")
+            if config["split"] not in data.SPLITS:
+                raise UsageError(f"there is no split {config['split']!r} any more")
+            if not (folder / "result.json").exists():
+                raise UsageError("it is unfinished (log.csv says how far it is)")
+            result = read(folder / "result.json")
+            if args.show:
+                wrong = mistakes(*load(folder, devices()[-1]), args.show)
+                print(f"\n{folder}\n\n{wrong}")
+            splits.setdefault(config["split"], []).append((config, result))
         except UsageError as error:
             print(f"left out: {folder}: {error}", file=sys.stderr)
-    if not any(splits.values()):
+    if not splits:
         raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
                          + ": train one with train.py" * (not found))
-    splits = {split: [*runs.values()] for split, runs in splits.items()}
     for split, runs in splits.items():
-        print("\n" + split_table(split, runs, args.per_operator, args.names))
+        print("\n" + split_table(split, runs, args.per_operator))
     if args.plot:
-        plot(splits, args.plot, args.names)
-        print(f"\nDrawn: {args.plot}")
+        plot(splits, args.plot)
 
 
 def main(argv=None):
@@ -485,11 +548,13 @@ def main(argv=None):
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
-    add("--attention", metavar="SET", help="print where each model looks in the first trial of "
-        "this test set, such as depth3, with the weight in percent")
-    add("--names", nargs="+", metavar="NAME", help="a name for each row of a table, in its order "
-        "(default: model and settings)")
     add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
+    add("--attention", type=Path, metavar="FILE", help="instead, draw where the token that answers "
+        "looks, in one trial of the first run (needs matplotlib)")
+    add("--subset", help="its test set (default: the last one in distribution)")
+    add("--trial", type=between(0, 9999), default=0, help="its number (default: 0)")
+    add("--operator", type=between(0, 30), default=0, help="whose token, level by level; in "
+        "LoopTfmr, all operators answer (default: 0, the root)")
     args = parser.parse_args(argv)
     with data.ending(parser):
         evaluate(args)

@@ -71,14 +71,9 @@ def test_each_outcome_on_each_ground(monkeypatch, ground, split, name):
         runs = cross + fake(name("gru"), other, split)
         assert [judged(runs, 1, place)[0] for place in range(3)] == [
             counts if place == ground else "0/0/8" for place in range(3)]
-    seen = judged(cross + fake(name("gru"), LOW, split), 1, ground)[1]
+    others = fake("authors[architecturernn]", LOW, split)  # 256 units: not as released
+    seen = judged(cross + fake(name("gru"), LOW, split) + others, 1, ground)[1]
     assert "for: +47.5 to +47.5 points; no run: rnn on distractor, " in seen
-
-
-def test_authors_models_count_as_released_alone():
-    runs = fake("authors", HIGH) + fake("authors[architecturernn]", LOW)  # 256 units
-    runs += fake("authors[architecturedstfmr-embedonehot]", LOW)
-    assert judged(runs, 1, 1)[0] == "0/0/8"
 
 
 @pytest.mark.parametrize("claim", range(1, 10))
@@ -94,91 +89,19 @@ def test_a_missing_run_never_counts_against_a_claim(claim):
         assert less[0] <= full[0] and less[1] <= full[1] and less[2] >= full[2]
 
 
-def test_seeds_count_that_have_learned():
-    late = fake("perceiver", [0.98, 0.99, 0.3], learned=[1, 1, 0.4])
-    counts, seen = judged(late + fake("rnn", LOW), 1)
-    assert counts == "0/0/8" and "seeds that count: perceiver on distractor 2 of 3" in seen
-    late = fake("perceiver", [0.98, 0.99, 0.3, 0.985], learned=[1, 1, 0.4, 0.95])
-    counts, seen = judged(late + fake("rnn", LOW), 1)
-    assert counts == "1/0/7" and "for: +47.5 to +47.5 points" in seen
-    assert "seeds that count: perceiver on distractor 3 of 4" in seen
-    assert judged(CROSS + fake("rnn", LOW, learned=0.94), 1)[0] == "0/0/8"  # says nothing
-    assert judged(CROSS + fake("rnn", LOW[:2]), 1)[0] == "0/0/8"
+def several(models, values, *arguments, **changes):
+    return [run for model in models for run in fake(model, values, *arguments, **changes)]
 
 
-def test_seeds_of_different_code_or_settings_are_not_pooled():
-    for changes in ({"code": {"data.py": "abc"}}, {"decay": "all"}, {"model_args": {"dim": 9}},
-                    {"tests": {"a": 1}}):
-        runs = CROSS + fake("rnn", LOW) + fake("rnn", LOW, **changes)[1:]
-        counts, seen = judged(runs, 1)
-        assert counts == "0/0/8"
-        assert "runs of different code, settings or tests: rnn on distractor" in seen
+def organized(answers, accuracies, **changes):
+    """Of claim 5's six models, each organized like the answer so much."""
+    return [run for model, more, accuracy in zip(claims.OTHERS + claims.CROSS, answers, accuracies)
+            for run in fake(model, [accuracy] * 3, alignment=like(more), **changes)]
 
 
-def test_claims_2_3_and_8_compare_on_their_splits():
-    deep = [run for split, values in (("distractor", HIGH), ("systematic1", HIGH),
-                                      ("productive", LOW))
-            for run in fake("sstfmr[layers4]", values, split)]
-    shallow = [run for split in ("distractor", "systematic1", "productive")
-               for run in fake("sstfmr[layers1]", LOW, split)]
-    assert judged(deep + shallow, 2)[0] == "1/0/17"
-    assert judged(deep + shallow, 3)[0] == "2/0/7"  # three seeds and an interval of 2.3 points
-    equal = [0.5, 0.501, 0.502]
-    runs = [run for layers in "41" for run in fake(f"sstfmr[layers{layers}]", equal, "productive")]
-    assert judged(runs, 3)[0] == "3/0/6"
-    runs = fake("sstfmr[heads8]", HIGH, "productive") + fake("sstfmr[heads1]", equal, "productive")
-    assert judged(runs, 3)[0] == "0/3/6"
-    for bottleneck, counts in ((HIGH, "1/0/1"), (LOW, "0/1/1"), ([0.5, 0.9, 1], "0/0/2")):
-        runs = fake("hypertfmr", bottleneck, "systematic1") + fake("sstfmr", [0.8, 0.81, 0.82],
-                                                                   "systematic1")
-        assert judged(runs, 8)[0] == counts
-
-
-@pytest.mark.parametrize("accuracies, counts", [
-    ([0.30, 0.31, 0.32], "6/0/30"), ([0.35, 0.351, 0.352], "6/0/30"),  # within 2 points of chance
-    ([0.40, 0.401, 0.402], "3/3/30"), (HIGH, "0/6/30"), ([0.3, 0.5, 0.9], "0/0/36")])
-def test_claim_4_says_no_better_than_a_baseline(accuracies, counts):
-    assert judged(fake("gru", accuracies, "productive"), 4)[0] == counts
-    assert judged(fake("gru", accuracies, "productive", learned=0.9), 4)[0] == "0/0/36"
-
-
-def organized(models, answers, accuracies, **changes):
-    return [run for model, more, accuracy in zip(models, answers, accuracies)
-            for run in fake(model, [accuracy] * 3, **changes,
-                            alignment=like(more))]
-
-
-@pytest.mark.parametrize("sign, counts", [(1, "1/0/0"), (-1, "0/1/0")])
-def test_claim_5_is_a_rank_correlation_of_what_was_learned(sign, counts):
-    """Ranks 1 to 6 against 1 2 3 4 6 5: r = 1 - 6 * 2 / (6 * 35) = 0.94. Left out one by one, four
-    times 1 - 6 * 2 / (5 * 24) = 0.9, and twice 1: the interval is 2.57 * 5 / 6 ** 0.5 * 0.0516."""
-    models, answers = claims.OTHERS + claims.CROSS, [sign * k / 10 for k in range(6)]
-    runs = organized(models, answers, [0.1, 0.2, 0.3, 0.4, 0.6, 0.5])
-    result, seen = judged(runs, 5)
-    assert result == counts and f"learned: rank correlation {sign * 0.94:.2f}±0.27 over 6" in seen
-    late = organized(models, answers, [0.1, 0.2, 0.3, 0.4, 0.6, 0.5], learned=0.5)
-    result, seen = judged(late, 5)
-    assert result == "0/0/1" and "not learned: rank correlation" in seen
-    assert judged(runs[:9], 5)[0] == "0/0/1" and judged(runs[:9] + late[9:], 5)[0] == "0/0/1"
-    mixed = organized(models, answers, [0.3, 0.6, 0.1, 0.5, 0.2, 0.4])
-    assert judged(mixed, 5)[0] == "0/0/1"
-
-
-def scaled(accuracies, split="distractor", units=1024, times=20, settings="dim1024-steps20"):
-    return fake(f"mlp[{settings}]", accuracies, split, learned=0.5, model_args={"dim": units},
-                steps=times)
-
-
-def test_claim_6_finds_the_corners_by_units_and_trials():
-    """... whether or not the MLP has learned in distribution."""
-    small = fake("mlp", LOW, learned=0.5)
-    assert judged(small + scaled([0.96, 0.961, 0.962]), 6)[0] == "2/0/2"
-    assert judged(small + scaled([0.7, 0.701, 0.702]), 6)[0] == "1/1/2"
-    assert judged(small + scaled(LOW, settings="dim1024-batchsize20"), 6)[0] == "0/1/3"
-    for other in (scaled(HIGH, times=10), scaled(HIGH, units=512), scaled(HIGH)[:2],
-                  scaled(HIGH, settings="dim1024-steps20-lr0.1")):
-        assert judged(small + other, 6)[0] == "0/0/4"
-    assert judged(scaled(HIGH), 6)[0] == "0/0/4"  # twenty times of what?
+def scaled(accuracies, units=1024, times=20, settings="dim1024-steps20"):
+    """Claim 6's MLP, which need not have learned in distribution."""
+    return fake(f"mlp[{settings}]", accuracies, learned=0.5, model_args={"dim": units}, steps=times)
 
 
 def places(**shares):
@@ -186,21 +109,76 @@ def places(**shares):
             for place, share in shares.items()}
 
 
-def test_claims_7_and_9_ask_what_can_be_decoded_where():
-    """In the best and last place: claim 7 where a model generalizes, 9 where it has learned."""
-    known = {"decoded": places(block_1=0.99, features=0.2, code=0.97), "untrained": places(code=1)}
-    runs = fake("hypertfmr", [0.8, 0.81, 0.82], "systematic1", **known)
-    assert judged(runs, 7)[0] == "0/0/72"
-    counts, seen = judged(runs, 9)
-    assert counts == "2/1/7" and "for: +2.0 to +4.0 points; against: -75.0 to -75.0 points" in seen
-    assert "gCOG states the task" in seen
-    runs = fake("sstfmr", HIGH, "systematic1", **known)
-    assert judged(runs, 7)[0] == "1/1/70" and judged(runs, 9)[0] == "1/1/8"
-    old = fake("sstfmr", HIGH, "systematic1", decoded=places(features=0.99))  # nothing else
-    counts, seen = judged(old, 7)
-    assert counts == "1/0/71" and "not measured: best of sstfmr on systematic1" in seen
-    unmeasured = fake("sstfmr", HIGH, "systematic1")
-    assert judged(unmeasured, 7)[0] == "0/0/72" and judged(unmeasured, 9)[0] == "0/0/10"
+def bottleneck(values):
+    others = fake("sstfmr", [0.8, 0.81, 0.82], "systematic1")
+    return fake("hypertfmr", values, "systematic1") + others
+
+
+CLOSE, SPLITS = [0.5, 0.501, 0.502], ("distractor", "systematic1")
+DEEP = [run for split in SPLITS for run in fake("sstfmr[layers4]", HIGH, split)]
+DEEP += [run for split in SPLITS for run in fake("sstfmr[layers1]", LOW, split)]
+DEEP += several(["sstfmr[layers4]", "sstfmr[layers1]"], LOW, "productive")
+LATE, FOURTH = ([0.98, 0.99, 0.3], [1, 1, 0.4]), ([0.98, 0.99, 0.3, 0.985], [1, 1, 0.4, 0.95])
+# Ranks 1 to 6 against 1 2 3 4 6 5: r = 1 - 6 * 2 / (6 * 35) = 0.94. Left out one by one, four times
+# 1 - 6 * 2 / (5 * 24) = 0.9, and twice 1: the interval is 2.57 * 5 / 6 ** 0.5 * 0.0516
+UP, DOWN = [0, 0.1, 0.2, 0.3, 0.4, 0.5], [0, -0.1, -0.2, -0.3, -0.4, -0.5]
+RANKS, MLP = [0.1, 0.2, 0.3, 0.4, 0.6, 0.5], fake("mlp", LOW, learned=0.5)
+KNOWN = {"decoded": places(block_1=0.99, features=0.2, code=0.97), "untrained": places(code=1)}
+HYPER = fake("hypertfmr", [0.8, 0.81, 0.82], "systematic1", **KNOWN)
+GENERAL = fake("sstfmr", HIGH, "systematic1", **KNOWN)
+OLD = fake("sstfmr", HIGH, "systematic1", decoded=places(features=0.99))  # nothing else
+
+
+@pytest.mark.parametrize("claim, runs, counts, says", [
+    # seeds count that have learned: three of them, on both sides
+    (1, fake("perceiver", LATE[0], learned=LATE[1]) + fake("rnn", LOW), "0/0/8",
+     "seeds that count: perceiver on distractor 2 of 3"),
+    (1, fake("perceiver", FOURTH[0], learned=FOURTH[1]) + fake("rnn", LOW), "1/0/7",
+     "for: +47.5 to +47.5 points"),
+    (1, fake("perceiver", FOURTH[0], learned=FOURTH[1]), "0/0/8", "perceiver on distractor 3 of 4"),
+    (1, CROSS + fake("rnn", LOW, learned=0.94), "0/0/8", "rnn on distractor 0 of 3"),
+    (1, CROSS + fake("rnn", LOW[:2]), "0/0/8", "rnn on distractor 2 of 2"),
+    # seeds of different code, settings or tests are not pooled
+    *((1, CROSS + fake("rnn", LOW) + fake("rnn", LOW, **changes)[1:], "0/0/8",
+       "runs of different code, settings or tests: rnn on distractor")
+      for changes in ({"code": {"data.py": "abc"}}, {"decay": "all"}, {"model_args": {"dim": 9}},
+                      {"tests": {"a": 1}})),
+    (2, DEEP, "1/0/17", "no run: "),
+    (3, DEEP, "2/0/7", ""),  # three seeds and an interval of 2.3 points
+    (3, several(["sstfmr[layers4]", "sstfmr[layers1]"], CLOSE, "productive"), "3/0/6", ""),
+    (3, fake("sstfmr[heads8]", HIGH, "productive") + fake("sstfmr[heads1]", CLOSE, "productive"),
+     "0/3/6", "against: +48.4 to +48.4"),
+    # no better than a baseline, also within 2 points of chance
+    *((4, fake("gru", accuracies, "productive"), counts, "") for accuracies, counts in (
+        ([0.30, 0.31, 0.32], "6/0/30"), ([0.35, 0.351, 0.352], "6/0/30"), (HIGH, "0/6/30"),
+        ([0.40, 0.401, 0.402], "3/3/30"), ([0.3, 0.5, 0.9], "0/0/36"))),
+    (4, fake("gru", HIGH, "productive", learned=0.9), "0/0/36", "gru on productive 0 of 3"),
+    (5, organized(UP, RANKS), "1/0/0", "learned: rank correlation 0.94±0.27 over 6 models"),
+    (5, organized(DOWN, RANKS), "0/1/0", "learned: rank correlation -0.94±0.27 over 6"),
+    (5, organized(UP, RANKS, learned=0.5), "0/0/1", "not learned: rank correlation 0.94±0.27"),
+    (5, organized(UP[:3], RANKS), "0/0/1", "learned: fewer than four models"),
+    (5, organized(UP[:3], RANKS) + organized(UP, RANKS, learned=0.5)[9:], "0/0/1", ""),
+    (5, organized(UP, [0.3, 0.6, 0.1, 0.5, 0.2, 0.4]), "0/0/1", "learned: rank correlation"),
+    # corners by units and trials; alone, it has twenty times the trials of nothing
+    (6, MLP + scaled([0.96, 0.961, 0.962]), "2/0/2", ""),
+    (6, MLP + scaled([0.7, 0.701, 0.702]), "1/1/2", ""),
+    (6, MLP + scaled(LOW, settings="dim1024-batchsize20"), "0/1/3", ""),
+    *((6, runs, "0/0/4", "no run: mlp[1024 units, x20] on distractor") for runs in (
+        MLP + scaled(HIGH, times=10), MLP + scaled(HIGH, units=512), scaled(HIGH),
+        MLP + scaled(HIGH, settings="dim1024-steps20-lr0.1"))),
+    (6, MLP + scaled(HIGH[:2]), "0/0/4", "mlp[1024 units, x20] on distractor 2 of 2"),
+    # in the best and last place: claim 7 where a model generalizes, 9 where it has learned
+    (7, HYPER, "0/0/72", ""), (9, HYPER, "2/1/7", "gCOG states the task"),
+    (9, HYPER, "2/1/7", "for: +2.0 to +4.0 points; against: -75.0 to -75.0 points"),
+    (7, GENERAL, "1/1/70", ""), (9, GENERAL, "1/1/8", ""),
+    (7, OLD, "1/0/71", "not measured: best of sstfmr on systematic1"),
+    (7, fake("sstfmr", HIGH, "systematic1"), "0/0/72", "not measured"),
+    (9, fake("sstfmr", HIGH, "systematic1"), "0/0/10", "not measured"),
+    (8, bottleneck(HIGH), "1/0/1", ""), (8, bottleneck(LOW), "0/1/1", ""),
+    (8, bottleneck([0.5, 0.9, 1]), "0/0/2", "undecided")])
+def test_each_claim_is_judged_by_its_rules(claim, runs, counts, says):
+    found, seen = judged(runs, claim)
+    assert found == counts and says in seen
 
 
 def test_three_tables_of_the_runs(tmp_path, capsys):

@@ -1,4 +1,5 @@
 """Baselines, kinds of trials and attention by hand. Then the command line."""
+import contextlib
 import shutil
 import sys
 
@@ -10,7 +11,7 @@ import data
 import eval as evaluation
 import models
 from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
-from eval import attention, chance, load, mistakes, no_binding, read, score
+from eval import chance, load, looks, mistakes, no_binding, read, score
 from models import module_of
 from test_oracle import GRID3, TREE3, grid
 from test_train import TESTS, change, finished, refusal, run, trained  # noqa: F401
@@ -35,6 +36,8 @@ def test_baselines_by_hand():
         node = data.Solved(operator, selectors, [], answer)
         found = [no_binding(node, stimulus, shortcuts) for shortcuts in (False, True)]
         assert found == pytest.approx([ours, release])
+    two = grid({(0, 0): (1, 1), (0, 1): (2, 3)})[0]  # half of these cells, and half of all
+    assert no_binding(data.Solved("SumEven", [(1, 1)], [], data.TRUE), two, True) == 1 / 2
     leaves = [7, 7], [7, 9], [1, 7, 7, 1], [7, 1, 1, 1]
     assert [evaluation.vote(answers, 7) for answers in leaves] == [1, 1 / 2, 1 / 2, 0]
 
@@ -51,46 +54,133 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
                                 "no binding": (1 / 2 + 2 / 5) / 3})
 
 
-STATES = {  # models that know nothing, or everything
+STATES = {  # of models that know a part, the answer or nothing
+    "stimulus": lambda _, stimulus: F.one_hot(stimulus.long(), 11).flatten(1),
     "answer": lambda *tokens: F.one_hot(data.solve(*tokens), data.CLASSES),
     "nothing": lambda _, stimulus: torch.zeros(len(stimulus), data.CLASSES)}  # says True
 
 
 def test_scores_and_mistakes_of_known_answers():
     made, of = data.trials("systematic1", "ood", 500), ("systematic1", 500, "cpu", "float32")
+    config = {"split": "systematic1", "device": "cpu", "precision": "float32"}
     right, exist = (made.answer == data.TRUE).float(), made.instruction[:, 0, 0] == 1
     result, perfect = score(STATES["nothing"], *of), score(STATES["answer"], *of)
     assert list(result["accuracy"]) == TESTS and {*perfect["accuracy"].values()} == {1}
     assert result["accuracy"]["ood"] == pytest.approx(right.mean().item())
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
-    assert mistakes(STATES["answer"], *of) == "No mistake in 1,000."
-    text = mistakes(STATES["nothing"], "systematic1", 3, *of[2:])
+    assert mistakes(STATES["answer"], config, 500) == "No mistake in 1,000."
+    text = mistakes(STATES["nothing"], config, 3)
     assert text.count("says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
 
 
-def test_attention_is_drawn_where_a_model_looks(monkeypatch):
-    looks = torch.tensor([[[[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]], [[0, 0, 1], [0.4, 0.6, 0]]]])
-    known = {"weights": lambda *_: looks, "forward": lambda *tokens: tokens[-1]}
-    model = type("Attention", (torch.nn.Module,), known)()
-    *text, table = attention(model, "systematic1", "iid", "cpu").split("\n\n")
-    trial = [part[0] for part in data.trials("systematic1", "iid", 1)]
-    assert "\n\n".join(text) == data.show(trial) and not model._forward_hooks
-    a, b, c, *_ = [f"{data.COLOR_NAMES[color - 1]} {data.ANSWERS[FIRST_SHAPE + shape - 1]}"
-                   for shape, color in trial[1].tolist() if shape] + ["empty cells", "EOS"]
-    header, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
-    assert header == ["", "", "head 0", "head 1", ""]
-    assert rows == [["", "query 0", f"70 {b}", f"100 {c}", ""],
-                    ["", "query 1", f"50 {a}", f"60 {b}", ""]]
-    same = dict.fromkeys(("train", "iid"), Subset(distractors=(7, 7)))  # 10 keys and 10 latents
+def test_keys_by_hand():
+    trial = data.Trials(torch.tensor([TREE3]), grid(GRID3), None)
+    first, second = ["SumOdd red a", "IfElse", "GetColor b", "ProductEven blue c"], [
+        "SumOdd", "IfElse", "GetColor", "ProductEven pink d"]
+    question, objects = evaluation.keys_of(module_of("sstfmr").Model(), trial)
+    assert question == first + second + ["EOS of the question"]
+    assert objects == [*sorted(GRID3), "empty cells", "EOS"]
+    assert evaluation.keys_of(module_of("papertfmr").Model(), trial)[0] == first + question[-1:]
+
+
+def test_looks_are_softmax_of_what_the_keys_say():
+    """Recomputed from the words and cells by which keys are called, in LoopTfmr's first block."""
+    torch.manual_seed(0)
+    model, trial = module_of("looptfmr").Model(dim=16, heads=2, view="all"), data.trials(
+        "productive", "depth3", 1)
+    solved = data.evaluate(trial.instruction[0], trial.stimulus[0])
+    grid = trial.stimulus[0].view(10, 10, 2)
+    stimulus, questions, attention = model.stimulus, model.questions, model.blocks[0].attention
+    empty = stimulus.shape.weight[0] + stimulus.color.weight[0]
+    keys = {cell: stimulus.shape.weight[grid[cell][0]] + stimulus.color.weight[grid[cell][1]]
+            + stimulus.cell.weight[i] for i, cell in enumerate(data.CELLS) if grid[cell][0]}
+    number = 100 - len(keys)
+    keys |= {"empty cells": empty, "EOS": stimulus.eos}
+    for side, node in zip((0 * empty, *model.sides), solved):
+        for nth, (shape, color) in enumerate(node.selectors):
+            token = questions.operator.weight[[*data.OPERATORS].index(node.operator) + 1] + nth * (
+                questions.second) + questions.shape.weight[shape] + questions.color.weight[color]
+            word = " ".join([node.operator, *data.COLOR_NAMES[color - 1:color],
+                             *data.LETTERS[max(shape - 1, 0):shape]])
+            keys |= {word: token} if nth else {word: token, f"answer to {word}": side}
+    for operator, query in enumerate([token for key, token in keys.items()
+                                      if f"answer to {key}" in keys]):
+        query, *rows = model.blocks[0].norm1(torch.stack([query, *keys.values()]))
+        shares = [((attention.key(torch.stack(rows))[:, head] @ attention.query(query)[head])
+                   / 8 ** 0.5 + torch.tensor([number if key == "empty cells" else 1
+                                              for key in keys]).log()).softmax(0)
+                  for head in (slice(0, 8), slice(8, 16))]
+        name, found = looks(model, trial, operator)[0][0]
+        found = {key: weight for key, weight in found if weight}  # without absent selectors
+        assert name == "blocks.0" and found == pytest.approx(
+            dict(zip(keys, ((shares[0] + shares[1]) / 2).tolist())), abs=1e-5)
+
+
+@pytest.mark.parametrize("name, changes, expected", [  # attentions: row, keys of question and grid
+    ("sstfmr", {"layers": 2}, [("blocks.0", 0, "qg"), ("blocks.1", 0, "qg")]),
+    ("sstfmr", {"layers": 2, "read": "eos"}, [("blocks.0", -1, "qg"), ("blocks.1", 0, "qg")]),
+    ("papertfmr", {"layers": 1}, [("blocks.0", 0, "qg")]),
+    ("crossattn", {}, [("look", 0, "g"), ("encode_instruction.blocks.0", 0, "q")]),
+    ("crossattn", {"read": "eos"}, [("look", -1, "g"), ("encode_instruction.blocks.0", 0, "q")]),
+    ("crossattn", {"first": "read"}, [("encode_instruction.blocks.0", 0, "q"), ("look", 0, "g")]),
+    ("dstfmr", {"layers": 1}, [("encode_instruction.blocks.0", 0, "q"),
+                               ("encode_stimulus.blocks.0", -1, "g")]),
+    ("perceiver", {}, [("ask_instruction", 0, "q"), ("ask_each_other", 0, "l"),
+                       ("ask_stimulus", 0, "g"), ("ask_each_other", 0, "l")]),
+    ("looptfmr", {"layers": 1}, 2 * [("blocks.0", 0, "qg")])])
+def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
+    """... with as many keys of the grid as latents, which are not taken for each other."""
+    same = dict.fromkeys(("train", "iid"), Subset(depths=(3,), distractors=(2, 2)))
     monkeypatch.setitem(data.SPLITS, "mine", same)
-    for name, table, query in (
-            ("dstfmr", "encode_instruction.blocks.0", "token"),
-            ("perceiver", "ask_instruction", "query"), ("perceiver", "ask_stimulus", "query"),
-            ("perceiver", "ask_each_other", "latent")):
-        text = attention(module_of(name).Model(), "mine", "iid", "cpu")
-        assert text.split(f"| {table}.attention ")[1].split("\n| ")[2].startswith(f"{query} 0 ")
-    text = attention(module_of("rnn").Model(), "mine", "iid", "cpu")
-    assert text.endswith("\n\nThis model has no Attention.")
+    model, trial, calls = module_of(name).Model(**changes), data.trials("mine", "iid", 1), []
+    for module in model.modules():
+        if type(module).__name__ == "Attention":
+            module.register_forward_hook(lambda *call: calls.append(call[:2]))
+    found, said = looks(model, trial)
+    assert [name for name, _ in found] == [name for name, *_ in expected]
+    assert said[-1].equal(model(*trial[:2]))
+    for (name, look), (_, row, kinds) in zip(found, expected):
+        keys, weights = zip(*look)
+        of_keys = ["l" if "latent" in key else "g" if key in (*data.CELLS, "empty cells", "EOS")
+                   else "q" for key in keys]
+        assert "".join(dict.fromkeys(of_keys)) == kinds
+        assert any(module is model.get_submodule(name).attention and torch.allclose(
+            module.weights(*inputs)[0].mean(0)[row], torch.tensor(weights))
+            for module, inputs in calls)
+
+
+@pytest.mark.parametrize("name, flags, operator", [
+    ("looptfmr", [], 0), ("looptfmr", ["--operator", "2"], 2), ("sstfmr", [], 0)])
+def test_the_picture_shows_these_numbers(monkeypatch, name, flags, operator):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+    figure, trial = Figure(), data.Trials(*(part[1:] for part in data.trials(
+        "productive", "depth5", 2)))
+    monkeypatch.setattr(evaluation, "drawing", lambda *_: contextlib.nullcontext(figure))
+    model = module_of(name).Model(layers=2)
+    monkeypatch.setattr(evaluation, "load", lambda folder, device: (
+        model, {"model": name, "settings": "default", "seed": 0, "split": "productive"}))
+    monkeypatch.setattr(evaluation.Path, "rglob", lambda *_: [evaluation.Path("here/config.json")])
+    evaluation.main(["--attention", "x.png", "--subset", "depth5", "--trial", "1", *flags])
+    found, said = looks(model, trial, operator)
+    for axis, (name, look) in zip(figure.axes, found, strict=True):
+        shares, texts = dict(look), [text.get_text() for text in axis.texts]
+        grid, words = (mesh.get_array() for mesh in axis.collections)
+        assert grid.ravel().tolist() == [shares.get(cell, 0) for cell in data.CELLS]
+        heaviest = sorted((share for key, share in look if isinstance(key, str)), reverse=True)
+        assert words.ravel().tolist() == [share for share in heaviest[:10] if share >= 0.005]
+        for (row, column), (shape, color) in zip(data.CELLS, trial.stimulus[0].tolist()):
+            there = [text for text in axis.texts if text.get_position() == (column + .5, row + .5)]
+            assert [text.get_text() for text in there] == [*data.LETTERS[shape - 1]] * (shape > 0)
+            percent = f"{100 * shares.get((row, column), 0):.0f}"
+            assert percent == "0" or percent in texts
+        assert {key for key, share in look if isinstance(key, str) and share > 0.2} <= {*texts}
+    solved = data.evaluate(*(part[0] for part in trial[:2]))
+    right = solved[data.descend(solved, operator)[-1]].answer
+    logits = said[-2][0, operator] if operator else model(*trial[:2])[0]
+    assert figure.get_suptitle().startswith(
+        f"{data.describe(solved, operator)}\n\nRight answer: {data.ANSWERS[right]}. "
+        f"The model says: {data.ANSWERS[logits.argmax()]}.\n")
 
 
 def output(capsys, *arguments):  # -> tables, and what is left out
@@ -105,8 +195,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     folder = next(tmp_path.rglob("looptfmr/*/seed0"))
     table = output(capsys, tmp_path, "--per-operator").out
     shutil.copytree(folder, tmp_path / "zcopy" / "seed0")
-    twice = output(capsys, tmp_path, "--per-operator")
-    assert twice.out == table and twice.err.count("seed0: it is a copy of a run above\n") == 1
+    assert output(capsys, tmp_path, "--per-operator").out == table  # a copy counts once
     table.encode("cp1252")  # for consoles without UTF-8
     saved, (model, config) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
@@ -118,27 +207,54 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert "batchsize8), 2 seeds | " in table and "±" in table and "differ" not in table
 
 
-ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
-        "--attention iid": "head 0", "--names mine": "| mine "}
+ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:", "--plot a.png": "Drawn: a",
+        "--attention a.png": "Drawn: a.png", "--attention a.png --subset ood --trial 2": "Drawn: a"}
 
 
 @pytest.mark.parametrize("flags", ADDS)
-def test_a_flag_adds_what_it_names(finished, trained, capsys, flags):
-    assert ADDS[flags] not in output(capsys, finished, trained).out
-    assert ADDS[flags] in output(capsys, finished, trained, *flags.split()).out
+def test_a_flag_adds_what_it_names(trained, tmp_path, capsys, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    if ".png" in flags:
+        pytest.importorskip("matplotlib")
+    assert ADDS[flags] not in output(capsys, trained).out
+    assert ADDS[flags] in output(capsys, trained, *flags.split()).out
+    assert not [path for path in tmp_path.iterdir() if path.read_bytes()[:4] != b"\x89PNG"]
 
 
-SAVED, LOADED = [""], ["--show 1", "--attention iid"]  # what needs results, or weights
+@pytest.mark.parametrize("flags, says", [
+    ("--attention a.png --subset depth3", "there is no subset 'depth3'; there is train, iid"),
+    ("--attention a.png --operator 1", "there is none but the root, or LoopTfmr's 1"),
+    ("--attention no/a.png", "cannot write no/a.png: "), ("--plot a.xyz", "cannot write a.xyz: ")])
+def test_what_cannot_be_drawn(trained, tmp_path, capsys, monkeypatch, flags, says):
+    monkeypatch.chdir(tmp_path)
+    if "cannot" in says:
+        pytest.importorskip("matplotlib")
+    assert says in refusal(capsys, evaluation, trained, *flags.split())[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_to_draw_or_nothing_to_draw_with(finished, tmp_path, capsys, monkeypatch):
+    for name in "mlp", "hypertfmr":
+        folder, = run(tmp_path / name, "--model", name)[-1:]
+        line, = refusal(capsys, evaluation, folder, "--attention", "a.png")
+        assert f"{name} has no attention to the grid" in line
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
+    for flag in "--plot", "--attention":
+        line, = refusal(capsys, evaluation, finished, flag, "a.png")
+        assert "pictures need matplotlib: pip install matplotlib" in line
+
+
+SAVED, LOADED = [""], ["--show 1"]  # what needs results, or weights
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
-    ("config.json", {"model": "../x"}, LOADED, "there is no model '../x'"),
-    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py as it is"),
-    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py as it is"),
-    *(("config.json", text, SAVED, "config.json is damaged: ") for text in ("{", "[]", "{}")),
-    ("result.json", "{}", SAVED, "result.json is damaged: it has no 'accuracy'"),
+    ("config.json", {"model": "../x"}, LOADED, "fit no models/../x.py as it is now"),
+    ("config.json", {"model_args": {"depth": 1}}, LOADED, "fit no models/sstfmr.py as it is now"),
+    ("config.json", {"model_args": {"dim": 32}}, LOADED, "fit no models/sstfmr.py as it is now"),
+    *(("config.json", text, SAVED, "damaged: ") for text in ("{", "[]", "{}", "1")),
+    ("result.json", "{}", SAVED, "result.json is damaged: its accuracy is None"),
     ("result.json", {"accuracy": 1}, SAVED, "result.json is damaged: its accuracy is 1"),
     ("result.json", None, SAVED, "it is unfinished (log.csv says"),
-    ("checkpoint.pt", None, LOADED, "there is no "),
+    ("checkpoint.pt", None, LOADED, "checkpoint.pt is missing"),
     ("checkpoint.pt", "csys\nexit\n(tR.", LOADED, "checkpoint.pt is damaged")]  # sys.exit, pickled
 
 
@@ -150,27 +266,6 @@ def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content
         out, err = output(capsys, finished, *[trained] * left_out, *flag.split())
         assert " (dim16-" in out and err.count("\n") == left_out
         assert not left_out or err.startswith("left out: ") and says in err
-
-
-def test_flags_that_fit_no_run(finished, capsys):
-    _, err = output(capsys, finished, "--show", "1", "--attention", "iid")
-    assert not err
-    with pytest.raises(SystemExit):
-        evaluation.main([str(finished), "--attention", "depth3"])
-    assert "--attention: systematic1 has no test set 'depth3'" in capsys.readouterr().err
-    line, = refusal(capsys, evaluation, finished, "--names", "a", "b")
-    assert "--names: 1 different names are needed, for sstfmr (dim16-" in line
-
-
-def test_plot(finished, tmp_path, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
-        line, = refusal(capsys, evaluation, finished, "--plot", "a.png")
-    assert "--plot needs matplotlib: pip install matplotlib" in line
-    pytest.importorskip("matplotlib")
-    assert "Drawn: " in output(capsys, finished, "--plot", tmp_path / "a.png").out
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert "cannot write" in refusal(capsys, evaluation, finished, "--plot", "no/a.png")[0]
 
 
 def test_loading_warns_of_other_code_and_leaves_the_generator_alone(trained, capsys, monkeypatch):

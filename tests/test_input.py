@@ -31,6 +31,8 @@ WRONG = {  # flags of train.py, one by one, then together
     *((train, flags, says) for flags, says in WRONG.items()),
     (evaluation, "--show -1", "must be an integer from 0 to 1000"),
     (evaluation, "", "no run to show in runs: train one"), (evaluation, "--plot", "expected"),
+    (evaluation, "--attention a.png", "no run to show in runs: train one"),
+    (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--operator 31", "to 30"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
     (data, "--subset train", "needs --depth 1 or 3"), (data, "--depth 4", "needs --depth 1"),
     (data, "--n 0", "n must be at least 1, not 0"),
@@ -53,7 +55,8 @@ def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, n
 
 
 @pytest.mark.parametrize("program, tested", [
-    (train, [*CHANGES, "--out", "--device"]), (evaluation, [*ADDS, "--plot"]),
+    (train, [*CHANGES, "--out", "--device"]),
+    (evaluation, [*ADDS, "--subset", "--trial", "--operator"]),
     (data, ["--split", "--subset", "--depth", "--n", "--seed", "--export"])])
 def test_every_flag_has_help_and_its_tests(program, tested, capsys):
     with pytest.raises(SystemExit):

@@ -20,7 +20,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
 from data import UsageError  # noqa: E402
-from eval import devices, hardest, load, predict  # noqa: E402
+from eval import answering, devices, hardest, load, predict  # noqa: E402
 from models import module_of  # noqa: E402
 
 TRIALS, FIT_TRIALS = 500, 2_000  # per test set; to fit a linear map
@@ -30,27 +30,22 @@ PARTS = "operator", "letter", "color"  # of a token, in this order
 def states(model, trials, device):
     """Place -> the states (n, C) of the token that answers: after each block, numbered in the order
     of computing, and the features. HyperTfmr also has a code."""
-    eos = any(getattr(module, "read", None) == -1 for name, module in model.named_modules()
-              if "stimulus" not in name)
-    token = -1 if eos else 0  # the root's, or the first latent
     blocks, places = [], {}
 
     def look(instruction, stimulus):
         found = {"code": model.infer(instruction)} if hasattr(model, "infer") else {}
         blocks.clear()  # those of infer, which features runs again
         features = model.features(instruction, stimulus)
-        found |= {f"block {i}": output[:, token] for i, output in enumerate(blocks, 1)}
+        found |= {f"block {i}": state for i, state in enumerate(blocks, 1)}
         for place, state in (found | {"features": features}).items():
             places.setdefault(place, []).append(state.double().cpu())
         return features
 
     with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            encodes = name.startswith("encode_stimulus") or (  # its tokens do not answer
-                name.startswith("encode_instruction") and hasattr(model, "latents"))
-            if type(module).__name__ == "Block" and not encodes:
-                hook = module.register_forward_hook(lambda *call: blocks.append(call[-1]))
-                hooks.enter_context(hook)
+        for name, module, row in answering(model, "Block"):
+            if not name.startswith("encode_stimulus"):
+                hooks.enter_context(module.register_forward_hook(
+                    lambda *call, row=row: blocks.append(call[2][:, row])))
         predict(look, trials, device)
     return {place: torch.cat(parts) for place, parts in places.items()}
 
