@@ -54,23 +54,19 @@ class Operator(NamedTuple):
     objects: tuple = (1, 2)
 
 
-def product(cells):
-    return math.prod(row * column for row, column in cells)
-
-
 OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator goes to the end
     "Exist": Operator("is the {} on the grid?", objects=(1,)),
     "GetLocation": Operator("where is the {}?", objects=(1,)),
     "GetColor": Operator("which color is the {}?", objects=(1,)),
     "GetShape": Operator("which letter is {}?", objects=(1,)),
     "SumEven": Operator("do the row and column of the {} add up to an even number?",
-                        lambda cells: sum(row + column for row, column in cells) % 2 == 0),
+        lambda cells: sum(row + column for row, column in cells) % 2 == 0),
     "SumOdd": Operator("do the row and column of the {} add up to an odd number?",
-                       lambda cells: sum(row + column for row, column in cells) % 2 == 1),
+        lambda cells: sum(row + column for row, column in cells) % 2 == 1),
     "ProductEven": Operator("do the row and column of the {} multiply to an even number?",
-                            lambda cells: product(cells) % 2 == 0),
+        lambda cells: math.prod(row * column for row, column in cells) % 2 == 0),
     "ProductOdd": Operator("do the row and column of the {} multiply to an odd number?",
-                           lambda cells: product(cells) % 2 == 1),
+        lambda cells: math.prod(row * column for row, column in cells) % 2 == 1),
     "IfElse": Operator("", objects=()),
 }
 GETS = "GetLocation", "GetColor", "GetShape"
@@ -182,7 +178,7 @@ def draw(subset, depth, rng):
             counts = [rng.choice(OPERATORS[name].objects) for name in names]
             if depth == 1:
                 counts = [min(OPERATORS[names[0]].objects)]
-        try:
+        with contextlib.suppress(RunOut):
             pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
             tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
             path, i = [], 0
@@ -191,8 +187,6 @@ def draw(subset, depth, rng):
                 i = 2 * i + 1 if tree[i].truth else 2 * i + 2
             distractors = rng.choices(spare, k=number)
             return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
-        except RunOut:
-            pass
     raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out: {pool}")
 
 
@@ -273,7 +267,8 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
 def draw_cells(holds, truth, number, grid, shortcuts, rng):
     """Rule 5: free cells of objects that give the drawn truth, and a decoy's cell from which one
     object, drawn by lot, would reverse it. With shortcuts, the decoy may lie anywhere."""
-    free, replaced = [cell for cell in CELLS if cell not in grid], rng.randrange(number)
+    free = [cell for cell in CELLS if cell not in grid]
+    replaced = rng.randrange(number)
     for _ in range(300):
         *cells, decoy = rng.choices(free, k=number + 1)
         if len({*cells, decoy}) == number + 1 and bool(holds(tuple(cells))) == truth:
@@ -379,8 +374,8 @@ def evaluate(instruction, stimulus):
     names, solved = list(OPERATORS), []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
         if number != IF_ELSE:
-            pairs = (shape1, color1), (shape2, color2)
-            selectors = [pair for pair in pairs if any(pair)]
+            selectors = [(shape1, color1), (shape2, color2)]
+            selectors = [pair for pair in selectors if pair != (0, 0)]
             found = [[cell for cell, (a, b) in grid.items() if shape in (0, a) and color in (0, b)]
                      for shape, color in selectors]
             answer = answer_of(names[number - 1], grid, found)
@@ -396,8 +391,8 @@ def answer_of(operator, grid, found):
     if OPERATORS[operator].holds:
         return TRUE if OPERATORS[operator].holds(cells) else FALSE
     (row, column), (shape, color) = cells[0], grid[cells[0]]
-    return {"GetLocation": FIRST_CELL + GRID * row + column, "GetColor": FIRST_COLOR + color - 1,
-            "GetShape": FIRST_SHAPE + shape - 1}[operator]
+    return {"GetLocation": FIRST_CELL + GRID * row + column, "GetShape": FIRST_SHAPE + shape - 1,
+            "GetColor": FIRST_COLOR + color - 1}[operator]
 
 
 def descend(solved):

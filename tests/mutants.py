@@ -43,13 +43,14 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ('f"order {self.name} {depth} {epoch}"', 'f"order {self.name} {depth}"')],
     ("data.py", "tests/test_oracle.py"): [  # the oracle, operator by operator
         ("TRUE if found[0] else FALSE", "FALSE if found[0] else TRUE"),
-        ("GRID * row + column, \"GetColor\"", "GRID * column + row, \"GetColor\""),
+        ("GRID * row + column, \"GetShape\"", "GRID * column + row, \"GetShape\""),
         ("FIRST_COLOR + color - 1", "FIRST_COLOR + color"),
         ("FIRST_SHAPE + shape - 1", "FIRST_SHAPE + color - 1"),
         ("OPERATORS[operator].holds(cells)", "OPERATORS[operator].holds(cells[:1])"),
         ("sum(row + column for row, column in cells) % 2 == 0",
          "sum(row + column for row, column in cells) % 2 == 1"),
-        ("math.prod(row * column for", "math.prod(row + column for"),
+        ("math.prod(row * column for row, column in cells) % 2 == 0",
+         "math.prod(row + column for row, column in cells) % 2 == 0"),
         ("if solved[i].answer == TRUE", "if solved[i].answer != TRUE"),
         ("if shape in (0, a) and color in (0, b)]", "if shape in (0, a)]"),
         ("with replacing(args.export) as", "with contextlib.nullcontext(args.export) as"),
@@ -58,8 +59,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("except BrokenPipeError:", "except EOFError:")],
     ("data.py", "tests/test_shortcuts.py"): [
         ("bool(holds(tuple(others))) != truth", "bool(holds(tuple(others))) == truth"),
-        ("replaced = [cell for cell in CELLS if cell not in grid], rng.randrange(number)",
-         "replaced = [cell for cell in CELLS if cell not in grid], number - 1"),
+        ("replaced = rng.randrange(number)", "replaced = number - 1"),
         ("+= [(shape, color2), (shape2, color)]", "+= [(0, 0), (0, 0)]"),
         ("if shortcuts or bool", "if bool")],
     ("eval.py", "tests/test_eval.py"): [

@@ -95,10 +95,8 @@ def test_trials_obey_the_rules(split, subset, depth, n):
 
 def random_subset(seed, depths):
     rng = random.Random(seed)
-    pools = [Pool(*(tuple(rng.sample(field, rng.randint(1, len(field)))) for field in Pool()))
-             for _ in range(rng.randint(1, 3))]
-    return Subset((*pools,), (rng.choice(depths),), (*sorted(rng.choices(range(1, 80), k=2)),),
-                  shortcuts=seed % 2 == 1)
+    pool = Pool(*(tuple(rng.sample(field, rng.randint(1, len(field)))) for field in Pool()))
+    return Subset((pool, Pool()), (rng.choice(depths),), (1, rng.randint(1, 80)), seed % 2 == 1)
 
 
 ONE = Pool(("GetShape",), colors=(0,))  # at depth 3, each GetShape needs its own color
@@ -149,7 +147,7 @@ def test_a_subset_or_operator_is_met_or_refused_within_seconds(monkeypatch, says
 
 
 def test_every_split_has_a_twin_with_shortcuts():
-    for split in [split for split in SPLITS if f"{split}_release" in SPLITS]:
+    for split in ("distractor", "systematic1", "systematic3", "productive"):
         twin = {name: subset._replace(shortcuts=True) for name, subset in SPLITS[split].items()}
         if split == "systematic3":
             twin["train"] = twin["iid"]
