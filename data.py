@@ -132,6 +132,8 @@ def check(subset):
         if not (isinstance(value, (tuple, range)) and value
                 and all(type(item) in (int, str) and item in allowed for item in value)):
             raise UsageError(f"{field} must be a tuple of some of {allowed}, not {value!r}")
+    if len(set(depths)) < len(depths):
+        raise UsageError(f"depths must differ, not {depths!r}")
     if len(number) != 2 or number[0] > number[1]:
         raise UsageError(f"distractors must be the least and the largest number, not {number!r}")
     if shortcuts not in (True, False):
@@ -152,7 +154,7 @@ def check_operator(name, question, holds, objects):
         except Exception as error:
             raise UsageError(f"operator {name}: holds, given {number} cell(s), raises {error!r}")
         if not 5 < true < 295:
-            raise UsageError(f"operator {name} is True of {true} in 300 draws of {number} cell(s)")
+            raise UsageError(f"operator {name} is almost always True or False of {number} cell(s)")
 
 
 # ---- drawing a trial by the rules of the README -------------------------------------------------
@@ -395,9 +397,9 @@ def answer_of(operator, grid, found):
             "GetColor": FIRST_COLOR + color - 1}[operator]
 
 
-def descend(solved):
-    """The way from the root to the operator that answers: indices of Solved."""
-    path, i = [], 0
+def descend(solved, i=0):
+    """The way from operator i (the root) to the one that answers for it: indices of Solved."""
+    path = []
     while i < len(solved):
         path.append(i)
         i = 2 * i + 1 if solved[i].answer == TRUE else 2 * i + 2
