@@ -54,7 +54,7 @@ def cues(instruction, stimulus, asked):
 
 
 def answered(n, split, subset="train", depth=None):
-    """operator -> cues and truths of the trials that it answers. The oracle agrees with all."""
+    """operator -> cues and truths of the trials that it answers."""
     made = trials(split, subset, n, seed=1, depth=depth)
     trees = [*map(evaluate, made.instruction, made.stimulus)]
     paths = [descend(tree)[-1] for tree in trees]
@@ -67,8 +67,7 @@ def answered(n, split, subset="train", depth=None):
 
 
 @pytest.mark.parametrize("n, split, subset", [
-    (20_000, "distractor", "iid"), (20_000, "productive", "depth3"),
-    (16_000, "distractor_release", "iid"),
+    (8_000, "distractor", "iid"), (8_000, "distractor_release", "iid"),
     *(pytest.param(40_000, split, subset, marks=slow) for split, subset in TEST_SETS
       if not SPLITS[split][subset].shortcuts)])
 def test_cues_stay_at_chance_unless_there_are_shortcuts(n, split, subset):
@@ -76,33 +75,25 @@ def test_cues_stay_at_chance_unless_there_are_shortcuts(n, split, subset):
     for operator, (x, truth) in answered(n, split, subset).items():
         right, occur = held_out(x, truth), (x[:, 0] == truth).double()  # True if both occur
         print(f"\n{split}/{subset} {operator}: {right.mean():.1%}, {occur.mean():.1%}", end="")
-        assert by_chance(right) != shortcuts
+        assert shortcuts or by_chance(right)
         if operator == "Exist":
-            assert occur.mean() > 0.95 if shortcuts else by_chance(occur)
+            assert right.mean() > 0.9 and occur.mean() > 0.95 if shortcuts else by_chance(occur)
 
 
-@pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("operator, chance", [
     ("SumEven", 0.5), ("SumOdd", 0.5), ("ProductEven", 0.75), ("ProductOdd", 0.75)])
-def test_neither_of_two_objects_tells_more_than_the_other(operator, chance, broken):
+def test_neither_of_two_objects_tells_more_than_the_other(operator, chance):
     """The cell of one object tells nothing of a sum. An even cell gives a product away, and either
-    object has it in half of the even products. Broken, the last object decides."""
+    object has it in half of the even products."""
     subset, cells, truths = Subset((Pool((operator,), (operator,)),), (3,)), [], []
     for i in range(3_000):
-        rng = random.Random(i)
-        if broken:
-            rng.randrange = lambda *stop: stop[-1] - 1
-        tree, grid, _ = data.draw(subset, 3, rng)
+        tree, _, grid = data.draw(subset, 3, random.Random(i))
         where = {pair: row % 2 * 2 + column % 2 for (row, column), pair in grid.items()}
         for node in (node for node in tree if len(node.pairs) == 2):
             cells.append([where[pair] for pair in node.pairs])
             truths.append(node.truth)
-    first, last = (held_out(one_hot(cell, 4).double(), torch.tensor(truths))
-                   for cell in torch.tensor(cells).T)
-    if broken and chance == 0.75:
-        assert not by_chance(first, 0.75) and last.all()
-    else:
-        assert by_chance(first, chance) and by_chance(last, chance)
+    for cell in torch.tensor(cells).T:
+        assert by_chance(held_out(one_hot(cell, 4).double(), torch.tensor(truths)), chance)
 
 
 @pytest.mark.parametrize("name, operator", [
@@ -110,14 +101,15 @@ def test_neither_of_two_objects_tells_more_than_the_other(operator, chance, brok
                          lambda cells: sum(row for row, _ in cells) % 2 == 0)),
     ("SameRow", Operator("are the {} in the same row?",
                          lambda cells: cells[0][0] == cells[1][0], objects=(2,)))])
-def test_an_operator_that_a_student_adds(monkeypatch, name, operator):
+@pytest.mark.parametrize("n", [4_000, pytest.param(20_000, marks=slow)])
+def test_an_operator_that_a_student_adds(monkeypatch, name, operator, n):
     monkeypatch.setitem(OPERATORS, name, operator)
     mine = Subset((Pool((name,), (name,)),), (1, 3))
     twin = mine._replace(shortcuts=True)
     monkeypatch.setitem(SPLITS, "mine", {"train": mine, "release": twin})
-    for depth, n in (1, 20_000), (3, 5_000):
-        assert by_chance(held_out(*answered(n, "mine", depth=depth)[name]))
+    for depth in 1, 3:
+        assert by_chance(held_out(*answered(n // depth, "mine", depth=depth)[name]))
         shown = data.show([part[0] for part in trials("mine", "train", 1, depth=depth)])
         assert shown.count(f"{name}: {operator.question[:7]}") == depth
-    right = held_out(*answered(5_000, "mine", "release", depth=1)[name])
+    right = held_out(*answered(4_000, "mine", "release", depth=1)[name])
     assert right.mean() > 0.6 and not by_chance(right)
