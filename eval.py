@@ -157,6 +157,14 @@ def read(path):
     return content
 
 
+def config_of(folder):
+    """The config of a run folder."""
+    config = read(folder / "config.json")
+    if config["split"] not in data.SPLITS:
+        raise UsageError(f"there is no split {config['split']!r} any more")
+    return config
+
+
 def code_of(model):
     """File -> a short hash of its code, without comments, layout and docstrings: the files that
     decide what a run computes."""
@@ -194,7 +202,7 @@ def load(folder, device="cpu"):
     """The model of a run folder, ready to call, and its config with that device. A line on stderr
     says which code has changed since."""
     folder = Path(folder)
-    config = read(folder / "config.json") | {"device": device}
+    config = config_of(folder) | {"device": device}
     weights, name = checkpoint_of(folder)["model"], config["model"]
     try:
         with torch.random.fork_rng(devices=[]):
@@ -425,7 +433,6 @@ def draw_attention(folder, args):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(folder, devices()[-1])
     split, operator = config["split"], args.operator
-    data.subset_of(split, "train")  # UsageError where the split is gone
     subset = args.subset or hardest(split)[0]
     made = data.trials(split, subset, args.trial + 1)
     trial = data.Trials(*(part[args.trial:] for part in made))
@@ -517,9 +524,7 @@ def evaluate(args):
     splits = {}
     for folder in folders:
         try:
-            config = read(folder / "config.json")
-            if config["split"] not in data.SPLITS:
-                raise UsageError(f"there is no split {config['split']!r} any more")
+            config = config_of(folder)
             if not (folder / "result.json").exists():
                 raise UsageError("it is unfinished (log.csv says how far it is)")
             result = read(folder / "result.json")

@@ -96,6 +96,7 @@ def test_looks_are_softmax_of_what_the_keys_say():
             + stimulus.cell.weight[i] for i, cell in enumerate(data.CELLS) if grid[cell][0]}
     number = 100 - len(keys)
     keys |= {"empty cells": empty, "EOS": stimulus.eos}
+    keys = {key: token + model.bind(token) for key, token in keys.items()}
     for side, node in zip((0 * empty, *model.sides), solved):
         for nth, (shape, color) in enumerate(node.selectors):
             token = questions.operator.weight[[*data.OPERATORS].index(node.operator) + 1] + nth * (

@@ -47,13 +47,13 @@ def finished(trained, tmp_path):  # the same below tmp_path, to be spoiled
     return shutil.copytree(trained, tmp_path / trained.relative_to(trained.parents[3]))
 
 
-def change(path, content):  # None: remove; a dict: set these keys; a function of the old content
+def change(path, content):  # None removes it, a dict sets keys, a function changes its bytes
     if content is None:
         path.unlink()
     elif isinstance(content, dict):
         path.write_text(json.dumps(json.loads(path.read_text()) | content))
     else:
-        path.write_bytes(content(path.read_bytes()))
+        path.write_bytes(content(path.read_bytes()) if callable(content) else content.encode())
 
 
 def contents(folder):
@@ -297,7 +297,7 @@ OTHERS = [  # a file, and what becomes of its content
     ("config.json", {"code": {}}, "data.py changed since .*/seed0: choose another --out"),
     ("config.json", {"seed": []}, r"config.json is damaged: its seed is \[\]"),
     ("checkpoint.pt", lambda content: content[:99], "checkpoint.pt is damaged$"),
-    ("checkpoint.pt", lambda _: b"csys\nexit\n(tR.", "checkpoint.pt is damaged$"),  # a pickle
+    ("checkpoint.pt", "csys\nexit\n(tR.", "checkpoint.pt is damaged$"),  # a pickle
     ("checkpoint.pt", flip, "checkpoint.pt is damaged$")]
 
 
