@@ -1,0 +1,83 @@
+"""Draws the ladder: accuracy by depth of every rung, and of looptfmr by what it sees and carries on.
+
+    python tests/ladder.py recorded/third .github/ladder.png     # needs matplotlib
+"""
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import data  # noqa: E402
+from eval import read  # noqa: E402
+
+DEPTHS = [3, 5, 7, 9]
+LADDER = {  # rung -> folder, color, where its label ends or begins (depth, accuracy in %)
+    "1 EOS answers": ("papertfmr/layers2-readeos", "0.6", (2.9, 57)),
+    "2 the root answers": ("papertfmr/layers2", "0.6", (2.9, 65)),
+    "4b six layers": ("sstfmr/layers6", "0.6", (2.9, 87)),
+    "3 a token per selector": ("sstfmr/layers2", "0.6", (2.9, 95)),
+    "4 three layers": ("sstfmr/default", "0.6", (2.9, 100)),
+    "5 a loop per level": ("looptfmr/carrystate-viewall", "#D55E00", (5.1, 41)),
+    "6 own view": ("looptfmr/carrystate", "#0072B2", (5.1, 61)),
+    "7 answers alone go on": ("looptfmr/default", "#000000", (5.1, 95))}
+VIEWS = {"own view": "", "view of all": "viewall"}
+CARRIES = {"answers go on": "", "vectors": "carrystate", "vectors, question": "carryrecall"}
+
+
+def curves(folder):
+    """The accuracies in % of each finished run below a folder, by depth."""
+    results = [read(path)["accuracy"] for path in sorted(folder.glob("seed*/result.json"))]
+    return [[100 * accuracy[f"depth{depth}"] for depth in DEPTHS] for accuracy in results]
+
+
+def draw(axis, seeds, color):
+    """A thin line per seed and a thick one for their mean."""
+    for seed in seeds:
+        axis.plot(DEPTHS, seed, color=color, linewidth=0.6)
+    axis.plot(DEPTHS, [statistics.mean(at) for at in zip(*seeds)], "o-", color=color, markersize=4)
+
+
+def ladder(folder):
+    """The figure: one panel for the rungs, six small ones for what is seen and what goes on."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    left, right = figure.subfigures(1, 2)
+    axis, small = left.subplots(), right.subplots(2, 3, sharex=True, sharey=True)
+    for label, (name, color, (x, y)) in LADDER.items():
+        if seeds := curves(folder / name):
+            draw(axis, seeds, color)
+            side = "right" if x < DEPTHS[0] else "left"
+            axis.text(x, y, label, color="0.35" if color == "0.6" else color, ha=side)
+    for row, (view, seen) in zip(small, VIEWS.items()):
+        for panel, (carry, kept) in zip(row, CARRIES.items()):
+            name = "-".join(filter(None, [kept, seen])) or "default"
+            if seeds := curves(folder / "looptfmr" / name):
+                draw(panel, seeds, "#000000")
+            else:
+                panel.text(6, 70, "not yet run", ha="center", color="0.5")
+            panel.set_title(f"{view}; {carry}", fontsize="small")
+    result = next((folder / "sstfmr/default").glob("seed*/result.json"))
+    blind = [100 * read(result)["baselines"][f"depth{depth}"]["condition-blind"] for depth in DEPTHS]
+    for panel in [axis, *small.flat]:
+        panel.plot(DEPTHS, blind, ":", color="0.4", linewidth=1)
+        panel.set(xticks=DEPTHS, ylim=(0, 104))
+    axis.text(5.9, 47, "condition-blind", color="0.4")
+    axis.text(5.6, 22, "1, 2, 3, 4, 4b", color="0.35", ha="center")
+    axis.set(xlim=(0.4, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
+    for panel in [axis, *small[1]]:
+        panel.set_xlabel("depth (3 is trained)")
+    return figure
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Draw the ladder.", usage=argparse.SUPPRESS)
+    parser.add_argument("folder", type=Path, help="above productive/, with the runs of all rungs")
+    parser.add_argument("picture", type=Path, help="the file to write, such as ladder.png")
+    args = parser.parse_args(argv)
+    with data.ending(parser), data.replacing(args.picture) as temporary:
+        ladder(args.folder / "productive").savefig(temporary, dpi=130)
+
+
+if __name__ == "__main__":
+    main()
