@@ -1,4 +1,4 @@
-"""Draws the ladder: accuracy by depth of every rung, and of looptfmr by what it sees and carries on.
+"""Draws the ladder: accuracy by depth of every rung, and of LoopTfmr by what it sees and carries.
 
     python tests/ladder.py recorded/third .github/ladder.png     # needs matplotlib
 """
@@ -58,7 +58,8 @@ def ladder(folder):
                 panel.text(6, 70, "not yet run", ha="center", color="0.5")
             panel.set_title(f"{view}; {carry}", fontsize="small")
     result = next((folder / "sstfmr/default").glob("seed*/result.json"))
-    blind = [100 * read(result)["baselines"][f"depth{depth}"]["condition-blind"] for depth in DEPTHS]
+    baselines = read(result)["baselines"]
+    blind = [100 * baselines[f"depth{depth}"]["condition-blind"] for depth in DEPTHS]
     for panel in [axis, *small.flat]:
         panel.plot(DEPTHS, blind, ":", color="0.4", linewidth=1)
         panel.set(xticks=DEPTHS, ylim=(0, 104))
