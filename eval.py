@@ -47,7 +47,7 @@ def test_set(split, subset, n):
         baselines["no binding"] += no_binding(answering, stimulus, chosen.shortcuts) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
-            leaves = [node.answer for node in solved[len(solved) // 2:]]
+            leaves = [node.answer for node in solved[len(solved) // 2:]]  # the last level
             baselines["condition-blind"] += vote(leaves, answer.item()) / n
     return made, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
 
@@ -220,7 +220,7 @@ def predict(function, trials, device, precision="float32"):
     """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time. The
     model gets copies, which it may change."""
     outputs = []
-    with torch.autocast(device, torch.bfloat16, precision == "bfloat16"):
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
         for tokens in zip(trials.instruction.split(100), trials.stimulus.split(100)):
             output = function(*(x.to(device, copy=True) for x in tokens))
             outputs.append(output.float().cpu())
@@ -233,7 +233,8 @@ def predict(function, trials, device, precision="float32"):
 def score(model, split, n, device, precision):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
-    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=n < 1000 or None):
+    quiet = n < 1000 or None  # None: where stderr is no terminal
+    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=quiet):
         made, kinds, result["baselines"][subset] = test_set(split, subset, n)
         right = (predict(model, made, device, precision).argmax(1) == made.answer).float()
         result["accuracy"][subset] = right.mean().item()
@@ -254,11 +255,12 @@ def mistakes(model, config, n):
 
 def answering(model, kind):
     """The modules of that class through which the token that answers goes: (name, module, row)."""
-    read = getattr(getattr(model, "encode_instruction", model), "read", None)  # -1: EOS
+    reader = getattr(model, "encode_instruction", model)
+    usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
     for name, module in model.named_modules():
         part = getattr(model, name.partition(".")[0], None)
-        row = getattr(part, "read", read or 0)  # 0: the root, or the first latent
-        if type(module).__name__ == kind and row is not None:  # None: a mere encoder
+        row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
+        if type(module).__name__ == kind and row is not None:
             yield name, module, row
 
 
@@ -274,11 +276,12 @@ def looks(model, trial, operator=0):
         keys = question if "instruction" in name else question + grid
         if "each_other" in name:
             keys = [f"latent {i}" for i in range(len(weights))]
-        found.append((name.removesuffix(".attention"), list(zip(keys[-len(weights):], weights))))
+        keys = keys[-len(weights):]  # some see the grid alone
+        found.append((name.removesuffix(".attention"), list(zip(keys, weights))))
 
     with contextlib.ExitStack() as hooks:
         for name, module, row in answering(model, "Attention"):
-            hook = functools.partial(look, name=name, row=row or operator)
+            hook = functools.partial(look, name=name, row=operator if row == 0 else row)
             hooks.enter_context(module.register_forward_hook(hook))
         hooks.enter_context(model.readout.register_forward_hook(lambda *call: said.append(call[2])))
         predict(model, trial, next(model.parameters()).device.type)
@@ -346,7 +349,8 @@ def rows_of(runs):
 def notes(split, rows):
     """Sentences on rows that differ from the first of their name, or from what there is today."""
     for label, runs in rows.items():
-        first, (config, result) = rows[label.partition(" #")[0]][0], runs[0]
+        config, result = runs[0]
+        first = rows[label.partition(" #")[0]][0]
         other = {name for name, _ in identity(*first) ^ identity(config, result)}
         tests = [name for name, test in tests_of(split).items()
                  if result["tests"].get(name) != test]
@@ -408,7 +412,9 @@ def plot(splits, path):
     with drawing(path, 11, 3.3 * len(splits)) as figure:
         axes = figure.subplots(len(splits), 2, squeeze=False)
         for (split, runs), (left, right) in zip(splits.items(), axes):
-            baselines = runs[0][1]["baselines"]
+            baselines = {}
+            for _, result in runs:  # some may have more test sets
+                baselines |= result["baselines"]
             columns = list(baselines)
             for name, style in zip(baselines[columns[-1]], (":", "--", "-.")):
                 shares = [baselines[column].get(name, math.nan) for column in columns]
@@ -444,7 +450,7 @@ def draw_attention(folder, args):
     if not any(key == "EOS" for _, look in found for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
-    logits = said[-2][0, operator] if operator else said[-1][0]  # of all; of the root
+    logits = said[-2][0, operator] if operator else said[-1][0]  # LoopTfmr's root is read twice
     text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
             f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"

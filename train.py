@@ -48,7 +48,8 @@ LOG_TRIALS = 300  # per test set, on the way
 def learn(model, optimizers, batch, share, config):
     """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
     instruction, stimulus, answer = (x.to(config["device"], non_blocking=True) for x in batch)
-    with torch.autocast(config["device"], torch.bfloat16, config["precision"] == "bfloat16"):
+    with torch.autocast(config["device"], torch.bfloat16,
+                        enabled=config["precision"] == "bfloat16"):
         logits = model(instruction, stimulus)
     loss = F.cross_entropy(logits.float(), answer)
     loss.backward()
@@ -69,20 +70,20 @@ def fit(model, optimizers, config, folder, workers):
     batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
                          batch_size=None, sampler=range(done, steps), num_workers=workers,
                          pin_memory=config["device"] == "cuda",
-                         generator=torch.Generator())  # so that it leaves the global one alone
-    began, recent, since = time.perf_counter() - seconds, 0, done  # recent: sums since that step
+                         generator=torch.Generator())  # else a run that goes on draws once more
+    began = time.perf_counter() - seconds
+    recent, since = 0, done  # the sum of loss and accuracy over the steps after `since`
     with tqdm(total=steps * size, initial=done * size, unit=" trials", unit_scale=True,
               desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
         for step, batch in enumerate(batches, done + 1):
             share = rate(step - 1, steps, config["schedule"])
             recent = recent + learn(model, optimizers, batch, share, config)
             bar.update(size)
-            due = step % REPORT_EVERY == 0 or step in (10, steps)
+            due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: soon a checkpoint
             if due or step % 10 == 0:  # reading a number waits for the GPU
                 loss, accuracy = (recent / (step - since)).tolist()
                 if not math.isfinite(loss):
-                    raise UsageError(f"the loss is {loss:.0f} at step {step}: "
-                                     "try a lower --lr or --precision float32")
+                    raise UsageError(f"the loss is {loss:.0f} at step {step}: try a lower --lr")
                 bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
             if due:
                 rows.append(report(config, model, step, loss, accuracy,
@@ -95,7 +96,7 @@ def fit(model, optimizers, config, folder, workers):
 
 
 def rate(step, steps, schedule):
-    """The learning rate at a step, as a share of its peak: a linear warm-up, then half a cosine; or
+    """The learning rate at a step, as a share of its peak: a linear warm-up times half a cosine; or
     constant."""
     if schedule == "constant":
         return 1
@@ -103,7 +104,7 @@ def rate(step, steps, schedule):
 
 
 def report(config, model, step, loss, accuracy, seconds):
-    """A row of log.csv: training since the row before, and accuracy on the test sets."""
+    """A row of log.csv: training since the row before, accuracy on the test sets, all seconds."""
     tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"], config["precision"])
     model.train()
     row = {"loss": loss, "train": accuracy} | tested["accuracy"]
@@ -112,17 +113,12 @@ def report(config, model, step, loss, accuracy, seconds):
 
 
 def finish(config, folder, model, rows):
-    """Measures a trained model, and writes result.json. What was measured on test sets that are
-    gone stays."""
-    result, path = {}, folder / "result.json"
-    before = read(path) if path.exists() else {}
-    measured = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"],
-                     config["precision"])
-    for key, values in measured.items():
-        result[key] = before.get(key, {}) | values
+    """Measures a trained model, and writes result.json."""
+    result = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"],
+                   config["precision"])
     result |= {"trials": config["steps"] * config["batch_size"], "seconds": rows[-1]["seconds"],
                "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
-    write(path, json.dumps(result, indent=1).encode())
+    write(folder / "result.json", json.dumps(result, indent=1).encode())
 
 
 # ---- the optimizers -----------------------------------------------------------------------------
@@ -132,6 +128,7 @@ def make_optimizers(model, name, lr, decay="matrices"):
     the rest. Weight decay is for matrices, or for all."""
     hidden = [module.weight for module in model.modules() if name == "muon"
               and isinstance(module, torch.nn.Linear) and module is not model.readout]
+    hidden = [p for p in dict.fromkeys(hidden) if p.requires_grad]  # once, where it is shared
     others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
@@ -156,14 +153,16 @@ class Muon(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             matrices, lr = group["params"], group["lr"]
-            gradient = torch.stack([matrix.grad for matrix in matrices])
+            gradient = torch.stack([torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
+                                    for matrix in matrices])
             state = self.state[matrices[0]]
             momentum = state.setdefault("momentum", torch.zeros_like(gradient))
             momentum.lerp_(gradient, 1 - MOMENTUM)
             steps = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
             scale = max(1, gradient.shape[1] / gradient.shape[2]) ** 0.5
             for matrix, step in zip(matrices, steps):
-                matrix.mul_(1 - lr * DECAY).sub_(step, alpha=lr * scale)
+                if matrix.grad is not None:
+                    matrix.mul_(1 - lr * DECAY).sub_(step, alpha=lr * scale)
 
 
 def orthogonal(x):  # (matrices, rows, columns)
@@ -183,11 +182,11 @@ def orthogonal(x):  # (matrices, rows, columns)
 FLAGS = {  # of TRAINING: type, and help
     "steps": (between(1, 10 ** 9), "batches to train on"),
     "batch_size": (between(1, 10 ** 6), "trials per batch"),
-    "train_size": (between(1, 10 ** 9), "so many trials, again and again; None: all are new"),
+    "train_size": (between(1, 10 ** 9), "so many trials, again and again, where not all are new"),
     "optimizer": (one_of(["muon", "adamw"]), "muon for matrices, adamw for the rest; or adamw"),
     "lr": (between(1e-30, 1e30), "AdamW's peak, and a third of Muon's"),
     "decay": (one_of(["matrices", "all"]), "the weights that decay"),
-    "schedule": (one_of(["cosine", "constant"]), "the rate, after a warm-up or throughout")}
+    "schedule": (one_of(["cosine", "constant"]), "of the rate: a cosine after a warm-up; or none")}
 ORDER = "dim", "layers", "heads", *TRAINING  # in names of settings; then others by name
 RUN = "model", "split", "seed", "out", "device", "precision", "workers"  # no settings
 
@@ -224,9 +223,10 @@ def parse(argv=None):
                     kind, text = kind_of(parameter)
                     add_setting(group, name, kind, f"{text} (default: {parameter.default})")
                 seen.add(name)
-    except (UsageError, argparse.ArgumentError) as error:
+    except (UsageError, argparse.ArgumentError) as error:  # such as a name that is taken
         parser.error(str(error))
-    add("-h", "--help", action="help", help="show this text, with the flags of --model")
+    parser.add_argument("-h", "--help", action="help",  # last: it shows all flags
+                        help="show this text, with the flags of --model")
     return parser, parser.parse_args(argv)
 
 
@@ -265,7 +265,8 @@ def training_of(model):
         if name not in TRAINING:
             raise UsageError(f"{file}: TRAINING has no {name!r}, only {', '.join(TRAINING)}")
         try:
-            FLAGS[name][0](str(value))
+            if FLAGS[name][0](str(value)) != value:
+                raise argparse.ArgumentTypeError(f"must not be a string: {value!r}")
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"{file}: TRAINING: {name} {error}") from error
     return TRAINING | own
@@ -280,7 +281,8 @@ def configurations(args):
         arguments = {name: parameter.default for name, parameter in parameters_of(model).items()}
         usual = arguments | training_of(model)
         if unknown := given.keys() - usual.keys():
-            raise UsageError(f"{model} takes no --{', --'.join(sorted(unknown))}")
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(unknown))
+            raise UsageError(f"{model} takes no {flags}")
         settings = [f"{name}{given[name]}" for name in order if given[name] != usual[name]]
         whole = usual | given
         for seed in dict.fromkeys(args.seed):
@@ -296,8 +298,8 @@ def build(config):
     or the model refuses its arguments, or gives another shape for two trials than it should."""
     split, seed, file = config["split"], config["seed"], f"models/{config['model']}.py"
     for depth in data.Batches(split, config["batch_size"], 0, config["train_size"]).subset.depths:
-        data.trials(split, "train", 1, depth=depth)
-    evaluation.tests_of(split)
+        data.trials(split, "train", 1, depth=depth)  # raises where there are none
+    evaluation.tests_of(split)  # likewise
     if not evaluation.in_distribution(split):
         raise UsageError(f"{split} needs a test set drawn like its training trials")
     torch.manual_seed(seed)
@@ -307,8 +309,9 @@ def build(config):
         raise UsageError(f"{file}: {error}") from error
     if missing := [name for name in ("features", "readout") if not hasattr(model, name)]:
         raise UsageError(f"{file}: Model needs {' and '.join(missing)}")
+    model.eval()
     trials = data.Batches(split, 2, seed)[0]
-    for name, function, width in (("features", model.eval().features, model.readout.in_features),
+    for name, function, width in (("features", model.features, model.readout.in_features),
                                   ("forward", model, data.CLASSES)):
         shape = tuple(evaluation.predict(function, trials, "cpu").shape)
         if shape != (2, width):
@@ -350,7 +353,7 @@ def save(config, folder, rows, model, optimizers):
         "machine": platform.platform(), "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if cuda else None}
     write(folder / "config.json", json.dumps(whole, indent=1).encode())
-    lines = [rows[-1], *([row.get(key, "") for key in rows[-1]] for row in rows)]  # new test sets
+    lines = [rows[0].keys(), *(row.values() for row in rows)]
     write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
     buffer = io.BytesIO()
     torch.save({"rows": rows, "model": model.state_dict(), "random": torch.get_rng_state(),
@@ -390,18 +393,14 @@ def lock(file):
 # ---- all of them --------------------------------------------------------------------------------
 
 def run(config, folder, workers):
-    """Trains a run to its end, unless another process does. A result of other test sets is measured
-    anew where there are weights."""
+    """Trains a run to its end, unless another process does."""
     model, optimizers = build(config)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "ab") as file:
         if not lock(file):
             return print(f"{folder} is being trained by another process: left to it")
         compare(config, folder)
-        path = folder / "result.json"
-        tested = read(path)["tests"] if path.exists() else {}
-        known = evaluation.tests_of(config["split"]).items() <= tested.items()
-        if not path.exists() or (not known and (folder / "checkpoint.pt").exists()):
+        if not (folder / "result.json").exists():
             print(folder)
             fit(model, optimizers, config, folder, workers)
 

@@ -124,7 +124,6 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("if shape != (2, width):", "if False:"),
         ("fcntl.lockf(file, fcntl.LOCK_EX |", "fcntl.flock(file, fcntl.LOCK_EX |"),
         ('there.get("code", {}).get(file) != code', "False"),
-        ("before.get(key, {}) | values", "values"),
         ("failed.append(folder)", "raise"),
         ("if folder not in failed and", "if False and")],
     ("models/authors.py", "tests/test_authors.py"): [

@@ -279,6 +279,13 @@ def test_loading_warns_of_other_code_and_leaves_the_generator_alone(trained, cap
     assert capsys.readouterr().err == f"{trained}: data.py changed since this run\n"
 
 
+def test_a_result_of_other_test_sets_is_named(finished, capsys):
+    tests = read(finished / "result.json")["tests"] | {"ood": "100 trials"}
+    change(finished / "result.json", {"tests": tests})
+    evaluation.main([str(finished)])
+    assert " was not tested on today's trials of ood.\n" in capsys.readouterr().out
+
+
 def test_stray_files_in_models_are_passed_over(tmp_path, monkeypatch):
     for name, content in (("._gru", b"\xff\x00"), (".#gru", b"\nclass Model("), ("half", b"\xff"),
                           ("mine", b"\nclass Model("), ("my model", b"\nclass Model(")):
