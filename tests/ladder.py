@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
-from eval import read  # noqa: E402
+from eval import drawing, read  # noqa: E402
 
 DEPTHS = [3, 5, 7, 9]
 LADDER = {  # rung -> folder, color, where its label ends or begins (depth, accuracy in %)
@@ -38,10 +38,8 @@ def draw(axis, seeds, color):
     axis.plot(DEPTHS, [statistics.mean(at) for at in zip(*seeds)], "o-", color=color, markersize=4)
 
 
-def ladder(folder):
-    """The figure: one panel for the rungs, six small ones for what is seen and what goes on."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
+def ladder(figure, folder):
+    """One panel for the rungs, six small ones for what is seen and what goes on."""
     left, right = figure.subfigures(1, 2)
     axis, small = left.subplots(), right.subplots(2, 3, sharex=True, sharey=True)
     for label, (name, color, (x, y)) in LADDER.items():
@@ -68,7 +66,6 @@ def ladder(folder):
     axis.set(xlim=(0.4, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
     for panel in [axis, *small[1]]:
         panel.set_xlabel("depth (3 is trained)")
-    return figure
 
 
 def main(argv=None):
@@ -76,8 +73,8 @@ def main(argv=None):
     parser.add_argument("folder", type=Path, help="above productive/, with the runs of all rungs")
     parser.add_argument("picture", type=Path, help="the file to write, such as ladder.png")
     args = parser.parse_args(argv)
-    with data.ending(parser), data.replacing(args.picture) as temporary:
-        ladder(args.folder / "productive").savefig(temporary, dpi=130)
+    with data.ending(parser), drawing(args.picture, 12, 4.6) as figure:
+        ladder(figure, args.folder / "productive")
 
 
 if __name__ == "__main__":
