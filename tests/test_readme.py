@@ -145,8 +145,8 @@ def test_what_a_student_adds_turns_nothing_red(tmp_path):
 
 
 @pytest.mark.parametrize("table, command", [
-    pytest.param(*found, marks=[pytest.mark.slow, LARGER] if "ways" in found[1] else ()) for found in TABLES],
-    ids=itertools.count())
+    pytest.param(*found, marks=[pytest.mark.slow, LARGER] if "ways" in found[1] else ())
+    for found in TABLES], ids=itertools.count())
 def test_tables_come_from_recorded_runs(recorded, monkeypatch, capsys, table, command):
     """Each is printed by the command below it."""
     monkeypatch.setattr(evaluation, "TEST_TRIALS", 10_000)
