@@ -61,9 +61,9 @@ def ladder(figure, folder):
     for panel in [axis, *small.flat]:
         panel.plot(DEPTHS, blind, ":", color="0.4", linewidth=1)
         panel.set(xticks=DEPTHS, ylim=(0, 104))
-    axis.text(5.9, 47, "condition-blind", color="0.4")
+    axis.text(5.6, 46.5, "condition-blind", color="0.4")
     axis.text(5.6, 22, "1, 2, 3, 4, 4b", color="0.35", ha="center")
-    axis.set(xlim=(0.4, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
+    axis.set(xlim=(0.1, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
     for panel in [axis, *small[1]]:
         panel.set_xlabel("depth (3 is trained)")
 
