@@ -157,7 +157,7 @@ def check_operator(name, question, holds, objects):
             raise UsageError(f"operator {name} is almost always True or False of {number} cell(s)")
 
 
-# ---- drawing a trial by the rules of tests/README.md ------------------------------------------------
+# ---- drawing a trial by the rules of tests/README.md --------------------------------------------
 class Node(NamedTuple):
     """Operator i of a tree, which leads to 2 i + 1 if it is True, else to 2 i + 2."""
     operator: str
