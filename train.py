@@ -31,7 +31,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, checkpoint_of, code_of, devices, one_of, read, score
+from eval import between, checkpoint_of, code_of, devices, read, score
 from models import available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -48,10 +48,8 @@ LOG_TRIALS = 300  # per test set, on the way
 def learn(model, optimizers, batch, share, config):
     """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
     instruction, stimulus, answer = (x.to(config["device"], non_blocking=True) for x in batch)
-    with torch.autocast(config["device"], torch.bfloat16,
-                        enabled=config["precision"] == "bfloat16"):
-        logits = model(instruction, stimulus)
-    loss = F.cross_entropy(logits.float(), answer)
+    logits = model(instruction, stimulus)
+    loss = F.cross_entropy(logits, answer)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -105,7 +103,7 @@ def rate(step, steps, schedule):
 
 def report(config, model, step, loss, accuracy, seconds):
     """A row of log.csv: training since the row before, accuracy on the test sets, all seconds."""
-    tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"], config["precision"])
+    tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"])
     model.train()
     row = {"loss": loss, "train": accuracy} | tested["accuracy"]
     return {"step": step, "trials": step * config["batch_size"],
@@ -114,8 +112,7 @@ def report(config, model, step, loss, accuracy, seconds):
 
 def finish(config, folder, model, rows):
     """Measures a trained model, and writes result.json."""
-    result = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"],
-                   config["precision"])
+    result = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"])
     result |= {"trials": config["steps"] * config["batch_size"], "seconds": rows[-1]["seconds"],
                "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
     write(folder / "result.json", json.dumps(result, indent=1).encode())
@@ -179,16 +176,8 @@ def orthogonal(x):  # (matrices, rows, columns)
 
 # ---- what to run --------------------------------------------------------------------------------
 
-FLAGS = {  # of TRAINING: type, and help
-    "steps": (between(1, 10 ** 9), "batches to train on"),
-    "batch_size": (between(1, 10 ** 6), "trials per batch"),
-    "train_size": (between(1, 10 ** 9), "so many trials, again and again, where not all are new"),
-    "optimizer": (one_of(["muon", "adamw"]), "muon for matrices, adamw for the rest; or adamw"),
-    "lr": (between(1e-30, 1e30), "AdamW's peak, and a third of Muon's"),
-    "decay": (one_of(["matrices", "all"]), "the weights that decay"),
-    "schedule": (one_of(["cosine", "constant"]), "of the rate: a cosine after a warm-up; or none")}
 ORDER = "dim", "layers", "heads", *TRAINING  # in names of settings; then others by name
-RUN = "model", "split", "seed", "out", "device", "precision", "workers"  # no settings
+RUN = "model", "split", "seed", "out", "device", "workers"  # no settings
 
 
 def parse(argv=None):
@@ -208,21 +197,17 @@ def parse(argv=None):
     add = parser.add_argument_group("the machine").add_argument
     add("--device", choices=devices(), default=devices()[-1],
         help=f"where to compute (default: {devices()[-1]})")
-    add("--precision", choices=["float32", "bfloat16"], default="float32",
-        help="of matrix products (default: float32)")
     add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
         help="processes that draw trials (default: 4 beside a GPU, else 0)")
-    group = parser.add_argument_group("training")
-    for name, (kind, text) in FLAGS.items():
-        add_setting(group, name, kind, f"{text} (default: {TRAINING[name]}, or by the model)")
-    group, seen = parser.add_argument_group("the model, as its file explains"), set()
+    add_training(parser)
+    add = parser.add_argument_group("the model, as its file explains").add_argument
     try:
+        parameters = {}
         for model in several(parser.parse_known_args(argv)[0].model, available()):
-            for name, parameter in parameters_of(model).items():
-                if name not in seen:
-                    kind, text = kind_of(parameter)
-                    add_setting(group, name, kind, f"{text} (default: {parameter.default})")
-                seen.add(name)
+            parameters = parameters_of(model) | parameters
+        for name, parameter in parameters.items():
+            add(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
+                help=f"(default: {parameter.default})", **options_of(parameter))
     except (UsageError, argparse.ArgumentError) as error:  # such as a name that is taken
         parser.error(str(error))
     parser.add_argument("-h", "--help", action="help",  # last: it shows all flags
@@ -230,9 +215,20 @@ def parse(argv=None):
     return parser, parser.parse_args(argv)
 
 
-def add_setting(group, name, kind, text):  # without a default: see configurations
-    group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=argparse.SUPPRESS,
-                       help=text)
+def add_training(parser):
+    """Adds a flag for each key of TRAINING. Its default is the model's, so none is given here."""
+    add = parser.add_argument_group("training", argument_default=argparse.SUPPRESS).add_argument
+
+    def flag(name, text, **options):
+        add(f"--{name.replace('_', '-')}", help=f"{text} (default: {TRAINING[name]})", **options)
+    whole = between(1, 10 ** 9)
+    flag("steps", "batches to train on", type=whole)
+    flag("batch_size", "trials per batch", type=whole)
+    flag("train_size", "so many trials, again and again; None: all are new", type=whole)
+    flag("optimizer", "muon for matrices, adamw for the rest; or adamw", choices=["muon", "adamw"])
+    flag("lr", "AdamW's peak, and a third of Muon's", type=between(1e-30, 1e30))
+    flag("decay", "which weights decay", choices=["matrices", "all"])
+    flag("schedule", "how the rate falls", choices=["cosine", "constant"])
 
 
 def several(values, everything):
@@ -241,35 +237,31 @@ def several(values, everything):
 
 
 def parameters_of(model):  # name -> parameter, of a model's constructor
-    return inspect.signature(module_of(model).Model).parameters
+    return dict(inspect.signature(module_of(model).Model).parameters)
 
 
-def kind_of(parameter):
-    """The type of a constructor's argument for argparse, and its name."""
+def options_of(parameter):
+    """What argparse must know of a constructor's argument, by its Literal or its default."""
     default, choices = parameter.default, typing.get_args(parameter.annotation)
     if default is parameter.empty:
         raise UsageError(f"Model needs a default for {parameter.name}")
-    if isinstance(default, bool):
-        choices = True, False
     if choices:
-        return one_of(choices), " or ".join(map(str, choices))
+        return {"choices": choices}
+    if isinstance(default, bool):
+        return {"action": argparse.BooleanOptionalAction}
     if isinstance(default, int):
-        return between(min(1, default), 10 ** 9), "an integer"
-    return type(default), type(default).__name__
+        return {"type": between(min(1, default), 10 ** 9)}
+    return {"type": type(default)}
 
 
 def training_of(model):
-    """TRAINING, with what the model's file says of its own. UsageError for what no flag takes."""
-    own, file = getattr(module_of(model), "TRAINING", {}), f"models/{model}.py"
-    for name, value in own.items():
-        if name not in TRAINING:
-            raise UsageError(f"{file}: TRAINING has no {name!r}, only {', '.join(TRAINING)}")
-        try:
-            if FLAGS[name][0](str(value)) != value:
-                raise argparse.ArgumentTypeError(f"must not be a string: {value!r}")
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"{file}: TRAINING: {name} {error}") from error
-    return TRAINING | own
+    """TRAINING, with what the model's file says of its own, which is checked like flags."""
+    parser = argparse.ArgumentParser(f"models/{model}.py: TRAINING", usage=argparse.SUPPRESS,
+                                     add_help=False, allow_abbrev=False)
+    add_training(parser)
+    own = getattr(module_of(model), "TRAINING", {})
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+    return TRAINING | vars(parser.parse_args(flags))
 
 
 def configurations(args):
@@ -289,33 +281,27 @@ def configurations(args):
             yield {"split": split, "model": model, "seed": seed,
                    "settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(settings)) or "default",
                    "model_args": {name: whole[name] for name in arguments},
-                   **{name: whole[name] for name in TRAINING}, "device": args.device,
-                   "precision": args.precision, "code": code_of(model)}
+                   **{name: whole[name] for name in TRAINING},
+                   "device": args.device, "code": code_of(model)}
 
 
 def build(config):
-    """A run's model and its optimizers, as they start. UsageError where its trials cannot be drawn,
-    or the model refuses its arguments, or gives another shape for two trials than it should."""
-    split, seed, file = config["split"], config["seed"], f"models/{config['model']}.py"
+    """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
+    the model refuses its arguments, or gives another shape for two trials than it should."""
+    split, seed = config["split"], config["seed"]
     for depth in data.Batches(split, config["batch_size"], 0, config["train_size"]).subset.depths:
         data.trials(split, "train", 1, depth=depth)  # raises where there are none
     evaluation.tests_of(split)  # likewise
     if not evaluation.in_distribution(split):
         raise UsageError(f"{split} needs a test set drawn like its training trials")
     torch.manual_seed(seed)
-    try:
-        model = module_of(config["model"]).Model(**config["model_args"])
-    except ValueError as error:
-        raise UsageError(f"{file}: {error}") from error
-    if missing := [name for name in ("features", "readout") if not hasattr(model, name)]:
-        raise UsageError(f"{file}: Model needs {' and '.join(missing)}")
-    model.eval()
+    model = module_of(config["model"]).Model(**config["model_args"]).eval()
     trials = data.Batches(split, 2, seed)[0]
     for name, function, width in (("features", model.features, model.readout.in_features),
                                   ("forward", model, data.CLASSES)):
         shape = tuple(evaluation.predict(function, trials, "cpu").shape)
         if shape != (2, width):
-            raise UsageError(f"{file}: {name} gives {shape} for two trials, not (2, {width})")
+            raise UsageError(f"{name} gives {shape} for two trials, not (2, {width})")
     model.train().to(config["device"])
     return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
 
@@ -412,7 +398,7 @@ def main(argv=None):
         for config in configurations(args):
             parts = config["split"], config["model"], config["settings"], f"seed{config['seed']}"
             runs[args.out.joinpath(*parts)] = config
-        print(f"Runs: {len(runs)}, on {args.device} in {config['precision']}.")
+        print(f"Runs: {len(runs)}, on {args.device}.")
         for folder, config in runs.items():
             try:
                 run(config, folder, args.workers)

@@ -113,7 +113,7 @@ class SingleStream(nn.Module):
     def __init__(self, dim, rule, stimulus, embed, positions):
         super().__init__()
         if positions == "relative":
-            raise ValueError("sstfmr has no stream of rules alone, so no relative positions")
+            raise data.UsageError("sstfmr has no stream of rules alone, so no relative positions")
         mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.GELU())
         self.stream = Stream(dim, rule + stimulus, embed, mlp, learned=positions == "learned")
 
@@ -176,7 +176,7 @@ class Recurrent(nn.Module):
     def __init__(self, kind, dim, rule, stimulus, embed, positions):
         super().__init__()
         if (embed, positions) != ("ids", "paper"):
-            raise ValueError("rnn and gru have no embedding and no positions")
+            raise data.UsageError("rnn and gru have no embedding and no positions")
         size = len(rule) + (len(data.CELLS) + 1) * len(stimulus)
         self.cell, self.norm = kind(size, dim, batch_first=True), nn.LayerNorm(dim)
 
@@ -197,7 +197,7 @@ class Model(nn.Module):
                  positions: Literal["paper", "relative", "learned"] = "paper"):
         super().__init__()
         if dim % 2:
-            raise ValueError(f"dim must be even, for sines and cosines, not {dim}")
+            raise data.UsageError(f"dim must be even, for sines and cosines, not {dim}")
         names = [*dict.fromkeys([*OPERATORS, *data.OPERATORS])]  # new ones come last
         numbers = torch.tensor([0, *(names.index(name) + 1 for name in data.OPERATORS)])
         self.register_buffer("numbers", numbers, persistent=False)  # ours -> the release's

@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
+            raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score

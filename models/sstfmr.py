@@ -35,7 +35,7 @@ class Instruction(nn.Module):  # first selectors, second selectors, EOS
     def __init__(self, dim):
         super().__init__()
         if dim % 2:
-            raise ValueError(f"dim must be even, for sines and cosines, not {dim}")
+            raise data.UsageError(f"dim must be even, for sines and cosines, not {dim}")
         self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
         self.shape = nn.Embedding(data.SHAPES + 1, dim)
         self.color = nn.Embedding(data.COLORS + 1, dim)
@@ -80,7 +80,7 @@ class Attention(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
+            raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score

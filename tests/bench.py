@@ -50,7 +50,7 @@ def seconds(function):
 def step_time(model, batches, optimize=False):
     """ms of a training step on these batches."""
     optimizers = train.make_optimizers(model, "muon", 1e-3) if optimize else []
-    config = {"device": "cpu", "precision": "float32"}
+    config = {"device": "cpu"}
 
     def learn(i):
         for batch in batches:

@@ -22,7 +22,7 @@ def fake(name, accuracies, split="distractor", learned=1.0, **changes):
     tests = list(data.SPLITS[split])[1:]
     near = claims.in_distribution(split.removesuffix("_release"))[-1]
     config = {"split": split, "model": model, "settings": settings or "default", "steps": 1,
-              "batch_size": 1, "precision": "", "model_args": {"dim": 512}}
+              "batch_size": 1, "model_args": {"dim": 512}}
     result = {"kinds": {}, "tests": {}, "log": [], "alignment": like(0),
               "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests}}
     shares = learned if isinstance(learned, list) else [learned] * len(accuracies)

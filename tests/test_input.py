@@ -16,13 +16,13 @@ WRONG = {  # flags of train.py, one by one, then together
     "--layers 0": "must be an integer from 1 to", "--steps 1e3": "1 to 1000000000",
     "--train-size 0": "1 to 1000000000", "--batch-size 0": "1 to",
     "--lr nan": "must be a number from 1e-30 to 1e+30", "--workers 65": "an integer from 0 to 64",
-    "--optimizer sgd": "must be muon or adamw, not sgd", "--schedule no": "cosine or constant",
-    "--decay no": "must be matrices or all", "--precision low": "choose from",
-    "--device x": "choose from", "--read x": "must be root or eos, not x",
+    "--optimizer sgd": "invalid choice: 'sgd'", "--schedule no": "invalid choice: 'no'",
+    "--decay no": "invalid choice: 'no'",
+    "--device x": "choose from", "--read x": "invalid choice: 'x'",
     "--bogus 1": "unrecognized arguments: --bogus 1", "--step 2": "unrecog", "--out": "argument",
     "--model looptfmr gru --view all": "gru takes no --layers, --view",
     "--model rnn gru --heads 2": "unrecognized arguments: --layers 1 --heads 2",
-    "--heads 3": "sstfmr.py: dim must be a multiple of heads, not 16 with 3 heads",
+    "--heads 3": "seed0: dim must be a multiple of heads, not 16 with 3 heads",
     "--dim 15 --heads 5": "dim must be even, for sines and cosines, not 15",
     "--split productive --train-size 15": "15 training trials are less than a batch of each depth"}
 

@@ -56,7 +56,7 @@ def test_every_trial_gets_logits_of_its_own_and_every_parameter_a_gradient(name,
 
 @each("name", available())
 def test_one_batch_is_overfitted(name):
-    model, config = make(name, 0, dim=32).train(), {"device": "cpu", "precision": "float32"}
+    model, config = make(name, 0, dim=32).train(), {"device": "cpu"}
     optimizers = train.make_optimizers(model, "adamw", 3e-3)
     steps = (train.learn(model, optimizers, BATCH, 1, config) for _ in range(400))
     assert any(loss < 0.1 for loss, accuracy in steps)
@@ -97,16 +97,6 @@ def test_compact_stimulus_is_exact(name, objects):
     result, compact = model(*batch[:2]), gradients(model, batch)
     model.stimulus.forward = functools.partial(bench.all_cells, model.stimulus)
     near((result, compact), (model(*batch[:2]), gradients(model, batch)), atol=1e-6, rtol=1e-6)
-
-
-@each("name", SHIPPED)
-def test_gradients_in_bfloat16_are_near_those_in_float32(name):
-    """Sums in bfloat16 end at 256 times what is added: here they would be half too small."""
-    batch, model = trials("productive", "depth3", 512), make(name, 0, dim=32)
-    exact = gradients(model, batch)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = gradients(model, batch)
-    assert all((a - b).norm() < 0.08 * a.norm() for a, b in zip(exact, found) if a.numel() >= 64)
 
 
 @each_shipped
