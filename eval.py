@@ -315,6 +315,10 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def baselines_of(runs):  # test set -> baseline -> accuracy; some runs have more test sets
+    return {name: found for _, result in runs for name, found in result["baselines"].items()}
+
+
 def identity(config, result):
     """The code, settings and test trials that seeds of one row share, as a set of (name, value)."""
     names = "steps batch_size train_size optimizer lr decay schedule".split()
@@ -357,9 +361,7 @@ def notes(split, rows):
 def split_table(split, runs, per_operator=False):
     """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
     result) pairs of one split."""
-    baselines, rows = {}, rows_of(runs)
-    for _, result in runs:  # some may have more test sets
-        baselines |= result["baselines"]
+    baselines, rows = baselines_of(runs), rows_of(runs)
     columns = list(baselines)
     lines = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
              for name in max(baselines.values(), key=len)]
@@ -402,9 +404,7 @@ def plot(splits, path):
     with drawing(path, 11, 3.3 * len(splits)) as figure:
         axes = figure.subplots(len(splits), 2, squeeze=False)
         for (split, runs), (left, right) in zip(splits.items(), axes):
-            baselines = {}
-            for _, result in runs:  # some may have more test sets
-                baselines |= result["baselines"]
+            baselines = baselines_of(runs)
             columns = list(baselines)
             for name, style in zip(baselines[columns[-1]], (":", "--", "-.")):
                 shares = [baselines[column].get(name, math.nan) for column in columns]
