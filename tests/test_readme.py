@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import bench
 import claims
@@ -168,6 +169,23 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
         expected = [evaluation.percent([accuracy[test] for accuracy in found]) for test in tests]
         expected = [str(len(found)), *expected] if found else ["not yet run"]
         assert cells.split(" | ") == expected, flags
+
+
+@pytest.mark.slow
+def test_recorded_runs_begin_as_today(recorded):
+    """Ten steps of every recorded setting give loss and accuracy of the first row of its log."""
+    settings = {path.parents[1]: path for path in Path("recorded/fourth").rglob("config.json")}
+    assert len(settings) > 8
+    for path in settings.values():
+        config = evaluation.config_of(path.parent) | {"device": "cpu"}
+        model, optimizers = train.build(config)
+        batches = data.Batches(*map(config.get, ("split", "batch_size", "seed", "train_size")))
+        rates = [train.rate(step, config["steps"], config["schedule"]) for step in range(10)]
+        steps = [train.learn(model, optimizers, batches[step], rate, config)
+                 for step, rate in enumerate(rates)]
+        first = evaluation.read(path.with_name("result.json"))["log"][0]
+        expected = torch.tensor([first["loss"], first["train"]])
+        torch.testing.assert_close(sum(steps) / 10, expected, atol=5e-4, rtol=0, msg=str(path))
 
 
 def test_claims_are_those_of_the_judge(recorded, capsys):
