@@ -294,7 +294,7 @@ def keys_of(model, trial):
     last = [f"answer to {token}" for token in first] if loops else ["EOS of the question"]
     cells = [cell for cell, (shape, _) in zip(data.CELLS, trial.stimulus[0].tolist()) if shape]
     empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
-    return first + second + last, cells + empty + ["EOS"]
+    return first + second + last, cells + empty + ["EOS of the grid"]
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def draw_attention(folder, args):
     if operator and (operator >= len(solved) or not loops):
         raise UsageError(f"--operator: there is none but the root, or LoopTfmr's {len(solved)}")
     found, said = looks(model, trial, operator)
-    if not any(key == "EOS" for _, look in found for key, _ in look):
+    if not any(key == "EOS of the grid" for _, look in found for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
     logits = said[-2][0, operator] if operator else said[-1][0]  # LoopTfmr's root is read twice

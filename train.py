@@ -199,11 +199,11 @@ def parse(argv=None):
         help=f"where to compute (default: {devices()[-1]})")
     add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
         help="processes that draw trials (default: 4 beside a GPU, else 0)")
-    add_training(parser)
-    add = parser.add_argument_group("the model, as its file explains").add_argument
     try:
-        parameters = {}
-        for model in several(parser.parse_known_args(argv)[0].model, available()):
+        models, parameters = several(parser.parse_known_args(argv)[0].model, available()), {}
+        add_training(parser, training_of(models[0]) if len(models) == 1 else TRAINING)
+        add = parser.add_argument_group("the model, as its file explains").add_argument
+        for model in models:
             parameters = parameters_of(model) | parameters
         for name, parameter in parameters.items():
             add(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
@@ -215,12 +215,13 @@ def parse(argv=None):
     return parser, parser.parse_args(argv)
 
 
-def add_training(parser):
-    """Adds a flag for each key of TRAINING. Its default is the model's, so none is given here."""
+def add_training(parser, defaults):
+    """Adds a flag for each key of TRAINING. Help shows its default, but a flag that is not given
+    has no value."""
     add = parser.add_argument_group("training", argument_default=argparse.SUPPRESS).add_argument
 
     def flag(name, text, **options):
-        add(f"--{name.replace('_', '-')}", help=f"{text} (default: {TRAINING[name]})", **options)
+        add(f"--{name.replace('_', '-')}", help=f"{text} (default: {defaults[name]})", **options)
     whole = between(1, 10 ** 9)
     flag("steps", "batches to train on", type=whole)
     flag("batch_size", "trials per batch", type=whole)
@@ -258,7 +259,7 @@ def training_of(model):
     """TRAINING, with what the model's file says of its own, which is checked like flags."""
     parser = argparse.ArgumentParser(f"models/{model}.py: TRAINING", usage=argparse.SUPPRESS,
                                      add_help=False, allow_abbrev=False)
-    add_training(parser)
+    add_training(parser, TRAINING)
     own = getattr(module_of(model), "TRAINING", {})
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
     return TRAINING | vars(parser.parse_args(flags))

@@ -1,6 +1,6 @@
 """Draws the ladder: accuracy by depth of every rung, and of LoopTfmr by what it sees and carries.
 
-    python tests/ladder.py recorded/third .github/ladder.png     # needs matplotlib
+    python tests/ladder.py recorded/fourth .github/ladder.png    # needs matplotlib
 """
 import argparse
 import statistics
@@ -13,16 +13,16 @@ from eval import drawing, read  # noqa: E402
 
 DEPTHS = [3, 5, 7, 9]
 LADDER = {  # rung -> folder, color, where its label ends or begins (depth, accuracy in %)
-    "1 EOS answers": ("papertfmr/layers2-readeos", "0.6", (2.9, 57)),
-    "2 the root answers": ("papertfmr/layers2", "0.6", (2.9, 65)),
-    "4b six layers": ("sstfmr/layers6", "0.6", (2.9, 87)),
-    "3 a token per selector": ("sstfmr/layers2", "0.6", (2.9, 95)),
+    "1 EOS answers": ("papertfmr/layers2-readeos", "0.6", (2.9, 56)),
+    "2 the root answers": ("papertfmr/layers2", "0.6", (2.9, 78)),
+    "3 a token per named object": ("sstfmr/layers2", "0.6", (2.9, 91)),
+    "4b six layers": ("sstfmr/layers6", "0.6", (2.9, 95)),
     "4 three layers": ("sstfmr/default", "0.6", (2.9, 100)),
-    "5 a loop per level": ("looptfmr/carrystate-viewall", "#D55E00", (5.1, 41)),
-    "6 own view": ("looptfmr/carrystate", "#0072B2", (5.1, 61)),
-    "7 answers alone go on": ("looptfmr/default", "#000000", (5.1, 95))}
-VIEWS = {"own view": "", "view of all": "viewall"}
-CARRIES = {"answers go on": "", "vectors": "carrystate", "vectors, question": "carryrecall"}
+    "5 view all, state": ("looptfmr/carrystate-viewall", "#D55E00", (5.1, 41)),
+    "6 view own, state": ("looptfmr/carrystate", "#0072B2", (5.1, 59)),
+    "7 view own, answer": ("looptfmr/default", "#000000", (5.1, 95))}
+VIEWS = {"own": "", "all": "viewall"}
+CARRIES = {"answer": "", "state": "carrystate", "recall": "carryrecall"}
 
 
 def curves(folder):
@@ -46,7 +46,7 @@ def ladder(figure, folder):
         if seeds := curves(folder / name):
             draw(axis, seeds, color)
             side = "right" if x < DEPTHS[0] else "left"
-            axis.text(x, y, label, color="0.35" if color == "0.6" else color, ha=side)
+            axis.text(x, y, label, color="0.35" if color == "0.6" else color, ha=side, size=9)
     for row, (view, seen) in zip(small, VIEWS.items()):
         for panel, (carry, kept) in zip(row, CARRIES.items()):
             name = "-".join(filter(None, [kept, seen])) or "default"
@@ -54,15 +54,15 @@ def ladder(figure, folder):
                 draw(panel, seeds, "#000000")
             else:
                 panel.text(6, 70, "not yet run", ha="center", color="0.5")
-            panel.set_title(f"{view}; {carry}", fontsize="small")
+            panel.set_title(f"view {view}, {carry}", fontsize="small")
     result = next((folder / "sstfmr/default").glob("seed*/result.json"))
     baselines = read(result)["baselines"]
     blind = [100 * baselines[f"depth{depth}"]["condition-blind"] for depth in DEPTHS]
     for panel in [axis, *small.flat]:
         panel.plot(DEPTHS, blind, ":", color="0.4", linewidth=1)
         panel.set(xticks=DEPTHS, ylim=(0, 104))
-    axis.text(5.6, 46.5, "condition-blind", color="0.4")
-    axis.text(5.6, 22, "1, 2, 3, 4, 4b", color="0.35", ha="center")
+    axis.text(7.2, 44, "condition-blind", color="0.4", size=9)
+    axis.text(5.6, 22, "1, 2, 3, 4, 4b", color="0.35", ha="center", size=9)
     axis.set(xlim=(0.1, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
     for panel in [axis, *small[1]]:
         panel.set_xlabel("depth (3 is trained)")

@@ -79,7 +79,7 @@ def test_keys_by_hand():
         "SumOdd", "IfElse", "GetColor", "ProductEven pink d"]
     question, objects = evaluation.keys_of(module_of("sstfmr").Model(), trial)
     assert question == first + second + ["EOS of the question"]
-    assert objects == [*sorted(GRID3), "empty cells", "EOS"]
+    assert objects == [*sorted(GRID3), "empty cells", "EOS of the grid"]
     assert evaluation.keys_of(module_of("papertfmr").Model(), trial)[0] == first + question[-1:]
 
 
@@ -95,7 +95,7 @@ def test_looks_are_softmax_of_what_the_keys_say():
     keys = {cell: stimulus.shape.weight[grid[cell][0]] + stimulus.color.weight[grid[cell][1]]
             + stimulus.cell.weight[i] for i, cell in enumerate(data.CELLS) if grid[cell][0]}
     number = 100 - len(keys)
-    keys |= {"empty cells": empty, "EOS": stimulus.eos}
+    keys |= {"empty cells": empty, "EOS of the grid": stimulus.eos}
     keys = {key: token + model.bind(token) for key, token in keys.items()}
     for side, node in zip((0 * empty, *model.sides), solved):
         for nth, (shape, color) in enumerate(node.selectors):
@@ -142,8 +142,8 @@ def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
     assert said[-1].equal(model(*trial[:2]))
     for (name, look), (_, row, kinds) in zip(found, expected):
         keys, weights = zip(*look)
-        of_keys = ["l" if "latent" in key else "g" if key in (*data.CELLS, "empty cells", "EOS")
-                   else "q" for key in keys]
+        of_grid = (*data.CELLS, "empty cells", "EOS of the grid")
+        of_keys = ["l" if "latent" in key else "g" if key in of_grid else "q" for key in keys]
         assert "".join(dict.fromkeys(of_keys)) == kinds
         assert any(module is model.get_submodule(name).attention and torch.allclose(
             module.weights(*inputs)[0].mean(0)[row], torch.tensor(weights))

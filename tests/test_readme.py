@@ -160,7 +160,7 @@ def test_tables_come_from_recorded_runs(recorded, monkeypatch, capsys, table, co
     ("tests/RESULTS.md", "recorded/third/distractor", ["iid", "distractors40"])])
 def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
     """A numbered row holds the flags of its runs, how many there are, and their accuracy."""
-    rows = re.findall(r"^\|\s?\d+b?\s?\|[^`]*`([^`]*)`[^|]*\|\s?(.*?)\s?\|$", PAGES[page], re.M)
+    rows = re.findall(r"^\|\s?\d+[bc]?\s?\|[^`]*`([^`]*)`[^|]*\|\s?(.*?)\s?\|$", PAGES[page], re.M)
     assert len(rows) > 5
     for flags, cells in rows:
         config, = train.configurations(train.parse(["--device", "cpu", *flags.split()])[1])
