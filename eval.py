@@ -444,7 +444,7 @@ def draw_attention(folder, args):
     text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
             f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"
-            "\nAttention of the token that answers, in percent (mean over heads)\n")
+            "\nAttention of the token that answers, in percent (mean over heads; from 0.5 on)\n")
     columns = len({name for name, _ in found})
     rows = math.ceil(len(found) / columns)
     with drawing(args.attention, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
@@ -483,7 +483,7 @@ def draw_look(axis, stimulus, look):
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)
     for row, (share, key) in enumerate(words):
-        axis.text(11.5, row + 0.5, f"{100 * share:.0f}", color="white", **bold)
+        axis.text(11.5, row + 0.5, f"{100 * share:.0f}", color="white", size=7, **bold)
         axis.text(12.3, row + 0.5, key, size=8, va="center")
 
 
