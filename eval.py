@@ -197,14 +197,14 @@ def load(folder, device="cpu"):
     says which code has changed since."""
     folder = Path(folder)
     config = config_of(folder) | {"device": device}
-    weights, name = checkpoint_of(folder)["model"], config["model"]
+    saved, name = checkpoint_of(folder), config["model"]
     try:
         with torch.random.fork_rng(devices=[]):
             model = module_of(name).Model(**config["model_args"])
-        model.load_state_dict(weights)
+        model.load_state_dict(saved["model"])
     except (ImportError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"its weights fit no models/{name}.py as it is now") from error
-    if files := changed(config):
+        raise UsageError(f"its weights do not fit models/{name}.py and data.py of today") from error
+    if files := changed(saved | config):  # recorded weights name their model's code
         print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
     return model.to(device).eval(), config
 

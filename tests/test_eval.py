@@ -1,5 +1,6 @@
 """Baselines, kinds of trials and attention by hand. Then the command line."""
 import contextlib
+import json
 import shutil
 import sys
 
@@ -248,9 +249,9 @@ def test_nothing_to_draw_or_nothing_to_draw_with(finished, tmp_path, capsys, mon
 SAVED, LOADED = [""], ["--show 1"]  # what needs results, or weights
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
-    ("config.json", {"model": "../x"}, LOADED, "fit no models/../x.py as it is now"),
-    ("config.json", {"model_args": {"depth": 1}}, LOADED, "fit no models/sstfmr.py as it is now"),
-    ("config.json", {"model_args": {"dim": 32}}, LOADED, "fit no models/sstfmr.py as it is now"),
+    ("config.json", {"model": "../x"}, LOADED, "do not fit models/../x.py and data.py"),
+    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py and data.py"),
+    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py and data.py"),
     *(("config.json", text, SAVED, "damaged: ") for text in ("{", "[]", "{}", "1")),
     ("result.json", "{}", SAVED, "result.json is missing or damaged: KeyError('accuracy')"),
     ("result.json", None, SAVED, "it is unfinished (log.csv says"),
@@ -268,7 +269,8 @@ def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content
         assert not left_out or err.startswith("left out: ") and says in err
 
 
-def test_loading_warns_of_other_code_and_leaves_the_generator_alone(trained, capsys, monkeypatch):
+def test_loading_warns_of_other_code_and_leaves_the_generator_alone(
+        trained, finished, capsys, monkeypatch):
     state = torch.get_rng_state()
     load(trained)
     assert not capsys.readouterr().err and torch.get_rng_state().equal(state)
@@ -276,6 +278,13 @@ def test_loading_warns_of_other_code_and_leaves_the_generator_alone(trained, cap
     monkeypatch.setattr(evaluation, "code_of", lambda model: now)
     load(trained)
     assert capsys.readouterr().err == f"{trained}: data.py changed since this run\n"
+    config, weights = (finished / name for name in ("config.json", "checkpoint.pt"))
+    settings = read(config)
+    del settings["code"]  # as of recorded runs
+    config.write_text(json.dumps(settings))
+    torch.save(torch.load(weights) | {"code": {"models/sstfmr.py": "another"}}, weights)
+    load(finished)
+    assert capsys.readouterr().err == f"{finished}: models/sstfmr.py changed since this run\n"
 
 
 def test_a_result_of_other_test_sets_is_named(finished, capsys):
