@@ -86,8 +86,9 @@ def fit(model, optimizers, config, folder, workers):
             if due:
                 rows.append(report(config, model, step, loss, accuracy,
                                    time.perf_counter() - began))
-                bar.write("  ".join(f"{key} {value}" for key, value in rows[-1].items()),
-                          file=sys.stderr)
+                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split] else f"{key} {value}"
+                         for key, value in rows[-1].items())  # accuracies in percent
+                bar.write("  ".join(shown), file=sys.stderr)
                 save(config, folder, rows, model, optimizers)
                 recent, since = 0, step
     finish(config, folder, model, rows)

@@ -151,7 +151,8 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys, monkeypatch):
     assert [row[:2] for row in log] == [[f"{step}", f"{8 * step}"] for step in (3, 6, 9, 10, 12)]
     assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
     before, (out, err) = contents(folder), capsys.readouterr()
-    assert f"{folder}\n" in out and "step 10  trials 80  loss " in err
+    train_accuracy = f"  train {float(log[3][3]):.1%}  iid "
+    assert f"{folder}\n" in out and "step 10  trials 80  loss " in err and train_accuracy in err
     assert "Runs: 1, on cpu." in out and "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     assert contents(folder) == before and capsys.readouterr().out == out.replace(f"{folder}\n", "")
