@@ -154,7 +154,8 @@ def check_operator(name, question, holds, objects):
         except Exception as error:
             raise UsageError(f"operator {name}: holds, given {number} cell(s), raises {error!r}")
         if not 5 < true < 295:
-            raise UsageError(f"operator {name} is almost always True or False of {number} cell(s)")
+            raise UsageError(f"operator {name} is almost always True or False of {number} cell(s): "
+                             "change holds, or how many objects it has")
 
 
 # ---- drawing a trial by the rules of tests/README.md --------------------------------------------

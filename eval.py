@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 import data
 from data import UsageError
-from models import available, module_of
+from models import module_of
 
 TEST_TRIALS = 10_000  # per test set
 
@@ -161,10 +161,13 @@ def config_of(folder):
 
 def code_of(model):
     """File -> a short hash of its code, without comments, layout and docstrings: the files that
-    decide what a run computes."""
+    decide what a run computes, if they are there."""
     hashes = {}
     for name in "data.py", "train.py", f"models/{model}.py":
-        tree = ast.parse((Path(__file__).parent / name).read_text(encoding="utf-8"))
+        path = Path(__file__).parent / name
+        if not path.exists():  # a model that is gone
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
             if documented and ast.get_docstring(node):
@@ -175,8 +178,7 @@ def code_of(model):
 
 def changed(config):
     """The files that have changed since a run began. Recorded runs name no code, so none."""
-    then = config.get("code", {})
-    now = code_of(config["model"]) if config["model"] in available() else {}
+    then, now = config.get("code", {}), code_of(config["model"])
     return [file for file in then if now.get(file) != then[file]]
 
 

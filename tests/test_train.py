@@ -122,6 +122,9 @@ def test_code_is_known_without_its_comments(tmp_path, monkeypatch):
     plain = code("def f(x):\n    return x + 1")
     assert plain == code('"""A."""\n\ndef f(x):  # why\n    """B."""\n    return (x\n     + 1)')
     assert plain != code("def f(x):\n    return x + 2") and [*plain][2] == "models/mine.py"
+    (tmp_path / "models/mine.py").unlink()  # then it alone has changed
+    assert evaluation.changed({"model": "mine", "code": evaluation.code_of("mine") | {
+        "models/mine.py": "gone"}}) == ["models/mine.py"]
 
 
 CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read eos", "--optimizer adamw", "--lr 0.01",
