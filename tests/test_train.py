@@ -17,7 +17,7 @@ import torch
 import data
 import eval as evaluation
 import train
-from eval import UsageError, read
+from eval import read
 from models import available, module_of
 
 TINY = "--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --device cpu".split()
