@@ -1,9 +1,9 @@
 """The oracle, data.solve, against trials worked by hand. Then what people see of a trial."""
 import os
 import resource
-import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -105,7 +105,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, capsys):
 
 
 def test_ctrl_c_exits_with_130(monkeypatch):
-    monkeypatch.setattr(data, "draw", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(data, "draw", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
         data.main([])
     assert end.type is SystemExit and end.value.code == 130
