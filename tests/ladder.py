@@ -52,8 +52,6 @@ def ladder(figure, folder):
             name = "-".join(filter(None, [kept, seen])) or "default"
             if seeds := curves(folder / "looptfmr" / name):
                 draw(panel, seeds, "#000000")
-            else:
-                panel.text(6, 70, "not yet run", ha="center", color="0.5")
             panel.set_title(f"view {view}, {carry}", fontsize="small")
     result = next((folder / "sstfmr/default").glob("seed*/result.json"))
     baselines = read(result)["baselines"]
