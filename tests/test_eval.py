@@ -249,9 +249,9 @@ def test_nothing_to_draw_or_nothing_to_draw_with(finished, tmp_path, capsys, mon
 SAVED, LOADED = [""], ["--show 1"]  # what needs results, or weights
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
-    ("config.json", {"model": "../x"}, LOADED, "do not fit models/../x.py and data.py"),
-    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py and data.py"),
-    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py and data.py"),
+    ("config.json", {"model": "../x"}, LOADED, "do not fit models/../x.py"),
+    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py"),
+    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py"),
     *(("config.json", text, SAVED, "damaged: ") for text in ("{", "[]", "{}", "1")),
     ("result.json", "{}", SAVED, "result.json is missing or damaged: KeyError('accuracy')"),
     ("result.json", None, SAVED, "it is unfinished (log.csv says"),
