@@ -48,7 +48,8 @@ class UsageError(ValueError):
 
 class Operator(NamedTuple):
     """A question about objects, {}; for a question about places, whether it holds for the cells of
-    its objects, a tuple of (row, column); how many objects it may have (at depth 1: the least)."""
+    its objects, (row, column) in their order; how many objects it may have (at depth 1: the
+    least)."""
     question: str
     holds: Callable | None = None
     objects: tuple = (1, 2)
@@ -94,12 +95,15 @@ class Subset(NamedTuple):
 
 
 LOW, HIGH = range(SHAPES // 2), range(SHAPES // 2, SHAPES)  # halves of shapes, and of colors
+# systematic1 trains operators A with LOW colors and B with HIGH shapes. It holds out A with HIGH
+# shapes in HIGH colors, and B with LOW shapes in LOW colors.
 IF_A, IF_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
 OPS_A, OPS_B = (*IF_A, "GetShape"), (*IF_B, "GetLocation", "GetColor")
 TRAINED1 = Subset((Pool(OPS_A, colors=LOW), Pool(OPS_B, shapes=HIGH)))
 HELD_OUT1 = Subset((Pool(OPS_A, shapes=HIGH, colors=HIGH), Pool(OPS_B, shapes=LOW, colors=LOW)))
 HELD_OUT6 = Subset((Pool(IF_A, shapes=HIGH, colors=HIGH),  # without GetShape and GetColor
                     Pool((*IF_B, "GetLocation"), shapes=LOW, colors=LOW)))
+# systematic3: in training, conditions A lead to leaves A and B to B; in the test, A to B and B to A
 THEN_A = "SumEven", "ProductEven", "GetColor", "GetShape"
 THEN_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
 TRAINED3 = Subset((Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,))
@@ -146,6 +150,8 @@ def check(subset):
 def check_operator(name, question, holds, objects):
     if objects not in ((1,), (2,), (1, 2)):
         raise UsageError(f"operator {name}: objects must be (1,), (2,) or (1, 2), not {objects!r}")
+    if question.count("{}") != 1:
+        raise UsageError(f"operator {name}: its question must have one {{}}, for all its objects")
     for number in objects:
         rng = random.Random(0)
         draws = [tuple(rng.sample(CELLS, number)) for _ in range(300)]
@@ -174,7 +180,7 @@ def draw(subset, depth, rng):
     """A trial as (tree, path, grid): its Nodes, level by level; which of them lead to the answer,
     from the root to the leaf; {cell: (shape, color)}."""
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
-    inner = 2 ** (depth // 2) - 1  # conditions
+    inner = 2 ** (depth // 2) - 1  # conditions: 0, 1, 3, 7, 15 at depths 1, 3, 5, 7, 9
     for attempt in range(10_000):  # until one keeps all rules
         if attempt % 20 == 0:  # not each time: trees that need many pairs fail, and would be rare
             names = rng.choices(pool.conditions, k=inner) + rng.choices(pool.leaves, k=inner + 1)
@@ -224,7 +230,8 @@ def draw_apart(operator, pool, matched, placed, rng):
     """The pairs of a GetColor, a GetShape or an Exist, apart from those that are matched or placed.
     Adds its own to these."""
     for _ in range(100):
-        shape, color = asked = rng.choice(pool.shapes), rng.choice(pool.colors)
+        shape, color = rng.choice(pool.shapes), rng.choice(pool.colors)
+        asked = shape, color
         pairs, match, place = [asked], {asked}, {asked}
         if operator == "GetColor":
             match = {(shape, any_color) for any_color in range(COLORS)}
@@ -444,7 +451,7 @@ def show(trial):
 def replacing(path):
     """A temporary path beside `path`, which replaces it if all goes well. If not, the old stays."""
     path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = path.parent / f"{path.stem}.{os.getpid()}{path.suffix}"
     try:
         yield temporary
         os.replace(temporary, path)
@@ -456,7 +463,8 @@ def replacing(path):
 def ending(parser):
     """How a program ends: with exit code 2 and one line where its input is wrong, with 130 at
     Ctrl-C, and quietly where its reader has left, as `| head -1` does."""
-    sys.stdout.reconfigure(errors="replace")  # for consoles that lack ±
+    if hasattr(sys.stdout, "reconfigure"):  # not so in notebooks
+        sys.stdout.reconfigure(errors="replace")  # for consoles that lack ±
     try:
         yield
         sys.stdout.flush()
@@ -481,8 +489,8 @@ def main(argv=None):
     add("--export", metavar="FILE.npz", help="write numpy arrays instead of showing the trials")
     args = parser.parse_args(argv)
     with ending(parser):
-        made = trials(args.split, args.subset or list(SPLITS[args.split])[1], args.n,
-                      seed=args.seed, depth=args.depth)
+        subset = args.subset or [*SPLITS[args.split], "train"][1]  # where there is no test set
+        made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         if args.export:
             with replacing(args.export) as temporary, open(temporary, "wb") as file:
                 np.savez_compressed(file, operators=list(OPERATORS), **made._asdict())

@@ -110,7 +110,7 @@ def in_distribution(split):
     train = data.SPLITS[split]["train"]
     return [name for name, subset in data.SPLITS[split].items()
             if name != "train" and subset._replace(depths=train.depths) == train
-            and all(depth in train.depths for depth in subset.depths)]
+            and set(subset.depths) <= set(train.depths)]
 
 
 def hardest(split):
@@ -135,7 +135,7 @@ def hash_of(split, name, subset):  # subset: so that a new one is not taken for 
 def devices():
     """Where this machine can compute, the best last."""
     mps, cuda = torch.backends.mps.is_available(), torch.cuda.is_available()
-    return ["mps"] * mps + ["cpu"] + ["cuda"] * cuda
+    return ["mps"] * mps + ["cpu"] + ["cuda"] * cuda  # mps is untested
 
 
 KEYS = {"config.json": ("split", "model", "settings", "seed", "model_args"),
@@ -146,7 +146,7 @@ def read(path):
     """What config.json or result.json of a run holds."""
     try:
         content = json.loads(path.read_text())
-        return content | {key: content[key] for key in KEYS[path.name]}
+        return content | {key: content[key] for key in KEYS[path.name]}  # raises where one lacks
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is missing or damaged: {error!r}") from error
 
@@ -177,7 +177,7 @@ def code_of(model):
 
 
 def changed(config):
-    """The files that have changed since a run began. Recorded runs name no code, so none."""
+    """The files that changed since a run began. (Recorded runs name no code: none.)"""
     then, now = config.get("code", {}), code_of(config["model"])
     return [file for file in then if now.get(file) != then[file]]
 
@@ -201,11 +201,12 @@ def load(folder, device="cpu"):
     config = config_of(folder) | {"device": device}
     saved, name = checkpoint_of(folder), config["model"]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
             model = module_of(name).Model(**config["model_args"])
         model.load_state_dict(saved["model"])
     except (ImportError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"its weights do not fit models/{name}.py and data.py of today") from error
+        raise UsageError(f"its weights do not fit today's models/{name}.py and data.py: was an "
+                         "operator added, or a setting changed?") from error
     if files := changed(saved | config):  # recorded weights name their model's code
         print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
     return model.to(device).eval(), config
@@ -249,7 +250,7 @@ def mistakes(model, config, n):
 
 def answering(model, kind):
     """The modules of that class through which the token that answers goes: (name, module, row)."""
-    reader = getattr(model, "encode_instruction", model)
+    reader = getattr(model, "encode_instruction", model)  # the part that chooses a token
     usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
     for name, module in model.named_modules():
         part = getattr(model, name.partition(".")[0], None)
@@ -408,7 +409,7 @@ def plot(splits, path):
         for (split, runs), (left, right) in zip(splits.items(), axes):
             baselines = baselines_of(runs)
             columns = list(baselines)
-            for name, style in zip(baselines[columns[-1]], (":", "--", "-.")):
+            for name, style in zip(max(baselines.values(), key=len), (":", "--", "-.")):
                 shares = [baselines[column].get(name, math.nan) for column in columns]
                 left.plot(columns, shares, color="0.6", linestyle=style, label=name)
             for i, (label, seeds) in enumerate(rows_of(runs).items()):
@@ -442,7 +443,8 @@ def draw_attention(folder, args):
     if not any(key == "EOS of the grid" for _, look in found for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
-    logits = said[-2][0, operator] if operator else said[-1][0]  # LoopTfmr's root is read twice
+    # LoopTfmr reads all operators after each loop, and then the root once more
+    logits = said[-2][0, operator] if operator else said[-1][0]
     text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
             f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"

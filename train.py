@@ -45,16 +45,16 @@ LOG_TRIALS = 300  # per test set, on the way
 
 # ---- training -----------------------------------------------------------------------------------
 
-def learn(model, optimizers, batch, share, config):
+def learn(model, optimizers, batch, share, device):
     """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
-    instruction, stimulus, answer = (x.to(config["device"], non_blocking=True) for x in batch)
+    instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
     loss = F.cross_entropy(logits, answer)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * share
+            group["lr"] = group["peak"] * share  # make_optimizers sets the peak
         optimizer.step()
         optimizer.zero_grad()
     return torch.stack([loss.detach(), (logits.argmax(1) == answer).float().mean()])
@@ -65,17 +65,18 @@ def fit(model, optimizers, config, folder, workers):
     rows = restore(folder, model, optimizers)
     done, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
     split, steps, size = config["split"], config["steps"], config["batch_size"]
+    device = config["device"]
     batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
-                         batch_size=None, sampler=range(done, steps), num_workers=workers,
-                         pin_memory=config["device"] == "cuda",
-                         generator=torch.Generator())  # else a run that goes on draws once more
+                         batch_size=None, sampler=range(done, steps),  # an item is a batch
+                         num_workers=workers, pin_memory=device == "cuda",
+                         generator=torch.Generator())  # leaves the global one alone
     began = time.perf_counter() - seconds
     recent, since = 0, done  # the sum of loss and accuracy over the steps after `since`
     with tqdm(total=steps * size, initial=done * size, unit=" trials", unit_scale=True,
               desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
         for step, batch in enumerate(batches, done + 1):
             share = rate(step - 1, steps, config["schedule"])
-            recent = recent + learn(model, optimizers, batch, share, config)
+            recent = recent + learn(model, optimizers, batch, share, device)
             bar.update(size)
             due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: soon a checkpoint
             if due or step % 10 == 0:  # reading a number waits for the GPU
@@ -86,8 +87,8 @@ def fit(model, optimizers, config, folder, workers):
             if due:
                 rows.append(report(config, model, step, loss, accuracy,
                                    time.perf_counter() - began))
-                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split] else f"{key} {value}"
-                         for key, value in rows[-1].items())  # accuracies in percent
+                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split]  # an accuracy
+                         else f"{key} {value}" for key, value in rows[-1].items())
                 bar.write("  ".join(shown), file=sys.stderr)
                 save(config, folder, rows, model, optimizers)
                 recent, since = 0, step
@@ -121,13 +122,13 @@ def finish(config, folder, model, rows):
 
 # ---- the optimizers -----------------------------------------------------------------------------
 
-def make_optimizers(model, name, lr, decay="matrices"):
+def make_optimizers(model, name, lr, decay):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest. Weight decay is for matrices, or for all."""
-    hidden = [module.weight for module in model.modules() if name == "muon"
-              and isinstance(module, torch.nn.Linear) and module is not model.readout]
-    hidden = [p for p in dict.fromkeys(hidden) if p.requires_grad]  # once, where it is shared
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)
+               and module is not model.readout and module.weight.requires_grad]
+    hidden = dict.fromkeys(module.weight for module in linears if name == "muon")  # each once
+    others = [p for p in model.parameters() if p not in hidden]
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
@@ -164,8 +165,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x):  # (matrices, rows, columns)
-    """Brings all singular values near 1, between 0.7 and 1.2: five Newton-Schulz iterations, each
-    a polynomial of odd powers, which acts on the singular values alone."""
+    """Brings singular values that are not tiny near 1, between 0.7 and 1.2: five Newton-Schulz
+    iterations, each a polynomial of odd powers, which acts on the singular values alone."""
     if x.shape[1] > x.shape[2]:
         return orthogonal(x.mT).mT  # the smaller product
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -226,7 +227,7 @@ def add_training(parser, defaults):
     whole = between(1, 10 ** 9)
     flag("steps", "batches to train on", type=whole)
     flag("batch_size", "trials per batch", type=whole)
-    flag("train_size", "so many trials, again and again; None: all are new", type=whole)
+    flag("train_size", "so many trials, again and again; without it, all are new", type=whole)
     flag("optimizer", "muon for matrices, adamw for the rest; or adamw", choices=["muon", "adamw"])
     flag("lr", "AdamW's peak, and a third of Muon's", type=between(1e-30, 1e30))
     flag("decay", "which weights decay", choices=["matrices", "all"])
@@ -244,11 +245,11 @@ def parameters_of(model):  # name -> parameter, of a model's constructor
 
 def options_of(parameter):
     """What argparse must know of a constructor's argument, by its Literal or its default."""
-    default, choices = parameter.default, typing.get_args(parameter.annotation)
-    if default is parameter.empty:
-        raise UsageError(f"Model needs a default for {parameter.name}")
-    if choices:
-        return {"choices": choices}
+    default, annotation = parameter.default, parameter.annotation
+    if default in (parameter.empty, None):
+        raise UsageError(f"Model needs a default for {parameter.name}, other than None")
+    if typing.get_origin(annotation) is typing.Literal:
+        return {"choices": typing.get_args(annotation), "type": type(default)}
     if isinstance(default, bool):
         return {"action": argparse.BooleanOptionalAction}
     if isinstance(default, int):
@@ -343,7 +344,7 @@ def save(config, folder, rows, model, optimizers):
     write(folder / "config.json", json.dumps(whole, indent=1).encode())
     lines = [rows[0].keys(), *(row.values() for row in rows)]
     write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
-    buffer = io.BytesIO()
+    buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
     torch.save({"rows": rows, "model": model.state_dict(), "random": torch.get_rng_state(),
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                 "random_cuda": torch.cuda.get_rng_state() if cuda else None}, buffer)

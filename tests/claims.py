@@ -307,8 +307,8 @@ def main(argv=None):
         elif "decoded" in result:  # an archive of the third edition
             result["decoded"] = {"features": result["decoded"]}
         if config["split"] in data.SPLITS and config["split"].removesuffix("_release") in FARTHEST:
-            name = (config[key] for key in ("split", "model", "settings", "seed"))
-            runs[*name, identity(config, result)] = config, result  # a copy is no second seed
+            name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
+            runs[name + (identity(config, result),)] = config, result  # a copy is no second seed
     if not runs:
         parser.error(f"no run in {', '.join(map(str, args.runs))}")
     for make in summary_table, states_table, claims_text:

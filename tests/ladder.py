@@ -12,17 +12,21 @@ import data  # noqa: E402
 from eval import drawing, read  # noqa: E402
 
 DEPTHS = [3, 5, 7, 9]
+GRAY, ORANGE, BLUE, BLACK = "0.6", "#D55E00", "#0072B2", "#000000"
 LADDER = {  # rung -> folder, color, where its label ends or begins (depth, accuracy in %)
-    "1 EOS answers": ("papertfmr/layers2-readeos", "0.6", (2.9, 56)),
-    "2 the root answers": ("papertfmr/layers2", "0.6", (2.9, 78)),
-    "3 a token per named object": ("sstfmr/layers2", "0.6", (2.9, 91)),
-    "4b six layers": ("sstfmr/layers6", "0.6", (2.9, 95)),
-    "4 three layers": ("sstfmr/default", "0.6", (2.9, 100)),
-    "5 view all, state": ("looptfmr/carrystate-viewall", "#D55E00", (5.1, 41)),
-    "6 view own, state": ("looptfmr/carrystate", "#0072B2", (5.1, 59)),
-    "7 view own, answer": ("looptfmr/default", "#000000", (5.1, 95))}
-VIEWS = {"own": "", "all": "viewall"}
-CARRIES = {"answer": "", "state": "carrystate", "recall": "carryrecall"}
+    "1 EOS answers": ("papertfmr/layers2-readeos", GRAY, (2.9, 56)),
+    "2 the root answers": ("papertfmr/layers2", GRAY, (2.9, 79)),
+    "3 a token per object": ("sstfmr/layers2", GRAY, (2.9, 92)),
+    "": ("sstfmr/layers6", GRAY, (2.9, 100)),  # 4b lies on 4
+    "4, 4b three, six layers": ("sstfmr/default", GRAY, (2.9, 99)),
+    "5 view all": ("looptfmr/carrystate-viewall", ORANGE, (5.15, 43)),
+    "6 view own": ("looptfmr/carrystate", BLUE, (5.15, 61)),
+    "7 view own, answer": ("looptfmr/default", BLACK, (5.15, 95))}
+PANELS = {  # view and carry -> folder, color
+    "5 view all, state": ("carrystate-viewall", ORANGE), "5b view all, recall":
+    ("carryrecall-viewall", GRAY), "5c view all, answer": ("viewall", GRAY),
+    "6 view own, state": ("carrystate", BLUE), "6b view own, recall": ("carryrecall", GRAY),
+    "7 view own, answer": ("default", BLACK)}
 
 
 def curves(folder):
@@ -32,38 +36,38 @@ def curves(folder):
 
 
 def draw(axis, seeds, color):
-    """A thin line per seed and a thick one for their mean."""
+    """A thin line per seed and a thick one for their mean, if there are any."""
     for seed in seeds:
         axis.plot(DEPTHS, seed, color=color, linewidth=0.6)
-    axis.plot(DEPTHS, [statistics.mean(at) for at in zip(*seeds)], "o-", color=color, markersize=4)
+    if seeds:
+        axis.plot(DEPTHS, [statistics.mean(at) for at in zip(*seeds)], "o-", color=color,
+                  markersize=4)
 
 
 def ladder(figure, folder):
-    """One panel for the rungs, six small ones for what is seen and what goes on."""
+    """One panel for the rungs, six small ones for what LoopTfmr sees and what goes on."""
     left, right = figure.subfigures(1, 2)
     axis, small = left.subplots(), right.subplots(2, 3, sharex=True, sharey=True)
     for label, (name, color, (x, y)) in LADDER.items():
-        if seeds := curves(folder / name):
-            draw(axis, seeds, color)
-            side = "right" if x < DEPTHS[0] else "left"
-            axis.text(x, y, label, color="0.35" if color == "0.6" else color, ha=side, size=9)
-    for row, (view, seen) in zip(small, VIEWS.items()):
-        for panel, (carry, kept) in zip(row, CARRIES.items()):
-            name = "-".join(filter(None, [kept, seen])) or "default"
-            if seeds := curves(folder / "looptfmr" / name):
-                draw(panel, seeds, "#000000")
-            panel.set_title(f"view {view}, {carry}", fontsize="small")
+        draw(axis, curves(folder / name), color)
+        side, dark = ("right", "0.35") if color == GRAY else ("left", color)
+        axis.text(x, y, label, color=dark, ha=side, va="center", size=9)
+    for panel, (label, (name, color)) in zip(small.flat, PANELS.items()):
+        draw(panel, curves(folder / "looptfmr" / name), color)
+        panel.set_title(label, fontsize="small")
     result = next((folder / "sstfmr/default").glob("seed*/result.json"))
-    baselines = read(result)["baselines"]
-    blind = [100 * baselines[f"depth{depth}"]["condition-blind"] for depth in DEPTHS]
+    for baseline, style in (("condition-blind", ":"), ("chance", "--")):
+        shares = [100 * read(result)["baselines"][f"depth{depth}"][baseline] for depth in DEPTHS]
+        for panel in [axis, *small.flat]:
+            panel.plot(DEPTHS, shares, style, color="0.4", linewidth=1)
     for panel in [axis, *small.flat]:
-        panel.plot(DEPTHS, blind, ":", color="0.4", linewidth=1)
-        panel.set(xticks=DEPTHS, ylim=(0, 104))
-    axis.text(7.2, 44, "condition-blind", color="0.4", size=9)
-    axis.text(5.6, 22, "1, 2, 3, 4, 4b", color="0.35", ha="center", size=9)
-    axis.set(xlim=(0.1, 9.3), ylabel="accuracy in % (thin: a seed, thick: the mean)")
+        panel.set(xticks=DEPTHS, ylim=(0, 106))
+    axis.text(0.3, 4, "thin: one seed, thick: the mean\ndotted: condition-blind\ndashed: chance",
+              color="0.35", size=9)
+    axis.text(5.1, 23, "1, 2, 3, 4, 4b", color="0.35", size=9)
+    axis.set(xlim=(0.1, 9.3), ylabel="accuracy in %")
     for panel in [axis, *small[1]]:
-        panel.set_xlabel("depth (3 is trained)")
+        panel.set_xlabel("depth (1 and 3 are trained)", size="medium" if panel is axis else "small")
 
 
 def main(argv=None):

@@ -99,7 +99,7 @@ MUTANTS = {  # (file, arguments of pytest) -> [(what stands there, what stands t
         ("re.fullmatch(SCALE, config[\"settings\"])", "True"),
         ("if model != without", "if True"),
         ("result |= json.loads(why.read_text())", "pass"),
-        ("identity(config, result)] = config", "str(path)] = config")],
+        ("identity(config, result),)] = config", "str(path),)] = config")],
     ("tests/why.py", "tests/test_why.py"): [
         ("call[2][:, row]", "call[2][:, 0]"),
         ("if not name.startswith(\"encode_stimulus\"):", "if True:"),

@@ -120,14 +120,15 @@ MINE = Subset((Pool(("Exist", "Mine")), Pool(("Exist",), ("Exist", "Mine"))), (3
     *(pytest.param(None, random_subset(seed, (5, 7, 9)), marks=slow) for seed in range(20)),
     *(("", x) for x in (Subset((ONE,)), Subset((Pool(colors=range(5)),), (9,)),
                         Subset(distractors=(98, 99)), Subset(depths=(3,), distractors=(94, 94)))),
-    *(("objects must", Operator("", len, x)) for x in ((3,), (), 2, [1], (1, 1))),
-    *(("raises", Operator("", x)) for x in (
+    *(("objects must", Operator("{}", len, x)) for x in ((3,), (), 2, [1], (1, 1))),
+    *(("question must have one {}", Operator(x, len)) for x in ("", "{} or {}", "{0}")),
+    *(("raises", Operator("{}", x)) for x in (
         None, "even", lambda: True, lambda a, b: True, lambda cells: cells[1] == (0, 0),
         lambda cells: cells.pop() == (0, 0), lambda cells: 1 / 0)),
-    ("almost always .* of 1 cell", Operator("", lambda cells: cells[0] == (0, 0))),
-    ("True or False of 2 cell", Operator("", lambda cells: len(cells) == 1 and sum(cells[0]) % 2)),
-    ("almost always", Operator("", lambda cells: True)),
-    *(("", Operator("", lambda cells, rows=rows: cells[0][0] < rows)) for rows in (1, 9))])
+    ("almost always .* of 1 cell", Operator("{}", lambda cells: cells[0] == (0, 0))),
+    ("True or False of 2 c", Operator("{}", lambda cells: len(cells) == 1 and sum(cells[0]) % 2)),
+    ("almost always", Operator("{}", lambda cells: True)),
+    *(("", Operator("{}", lambda cells, rows=rows: cells[0][0] < rows)) for rows in (1, 9))])
 def test_a_subset_or_operator_is_met_or_refused_within_seconds(monkeypatch, says, wrong):
     subset, begin = MINE if isinstance(wrong, Operator) else wrong, time.process_time()
     monkeypatch.setitem(SPLITS, "mine", {"train": subset})

@@ -226,7 +226,7 @@ def test_a_flag_adds_what_it_names(trained, tmp_path, capsys, monkeypatch, flags
 @pytest.mark.parametrize("flags, says", [
     ("--attention a.png --subset depth3", "there is no subset 'depth3'; there is train, iid"),
     ("--attention a.png --operator 1", "there is none but the root, or LoopTfmr's 1"),
-    ("--attention no/a.png", "cannot write no/a.png: "), ("--plot a.xyz", "cannot write a.xyz: ")])
+    ("--attention no/a.png", "cannot write no"), ("--plot a.xyz", "cannot write a.xyz: ")])
 def test_what_cannot_be_drawn(trained, tmp_path, capsys, monkeypatch, flags, says):
     monkeypatch.chdir(tmp_path)
     if "cannot" in says:
@@ -249,9 +249,9 @@ def test_nothing_to_draw_or_nothing_to_draw_with(finished, tmp_path, capsys, mon
 SAVED, LOADED = [""], ["--show 1"]  # what needs results, or weights
 LEFT_OUT = [
     ("config.json", {"split": "gone"}, SAVED + LOADED, "there is no split 'gone' any more"),
-    ("config.json", {"model": "../x"}, LOADED, "do not fit models/../x.py"),
-    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit models/sstfmr.py"),
-    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit models/sstfmr.py"),
+    ("config.json", {"model": "../x"}, LOADED, "do not fit today's models/../x.py"),
+    ("config.json", {"model_args": {"depth": 1}}, LOADED, "do not fit today's models/sstfmr.py"),
+    ("config.json", {"model_args": {"dim": 32}}, LOADED, "do not fit today's models/sstfmr.py"),
     *(("config.json", text, SAVED, "damaged: ") for text in ("{", "[]", "{}", "1")),
     ("result.json", "{}", SAVED, "result.json is missing or damaged: KeyError('accuracy')"),
     ("result.json", None, SAVED, "it is unfinished (log.csv says"),

@@ -36,7 +36,8 @@ WRONG = {  # flags of train.py, one by one, then together
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
     (data, "--subset train", "needs --depth 1 or 3"), (data, "--depth 4", "needs --depth 1"),
     (data, "--n 0", "n must be at least 1, not 0"),
-    (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument")])
+    (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument"),
+    (data, "--export .", "' -> '.'")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
     line, = refusal(capsys, program, *(TINY if program is train else ()), *flags.split())
@@ -47,6 +48,7 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
     (vars(module_of("sstfmr")), "Model", lambda dim, layers=1: 0, "a default for dim"),
     (vars(module_of("sstfmr")), "Model", lambda dim=1, layers=1, out=1: 0, "argument --out: conf"),
     (data.SPLITS, "mine", {"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set"),
+    (data.SPLITS, "mine", {"train": Subset()}, "mine needs a test set"),
     (data.SPLITS, "mine", {"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
     (data.SPLITS, "mine", {"train": (a := Subset(depths=(1, 3))), "iid": a}, "mine/iid needs --")])
 def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, new, says):

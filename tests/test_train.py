@@ -104,12 +104,15 @@ def test_what_a_model_file_says_of_training_is_checked(monkeypatch, capsys, own,
 
 
 def test_a_flag_of_a_model_has_the_type_of_its_default(monkeypatch):
-    def model(share=0.5, n=2, least=0, gate=True, kind="", side: Literal["a", "b"] = "a"):
+    def model(share=0.5, n=2, least=0, gate=True, kind="", side: Literal["a", "b"] = "a",
+              width: Literal[2, 4] = 2):
         pass
     monkeypatch.setattr(module_of("rnn"), "Model", model)
-    config, = configurations(*"--model rnn --share 1 --n 3 --no-gate --kind a=b --side b".split())
+    config, = configurations(*"--model rnn --share 1 --n 3 --no-gate --kind a=b --side b "
+                             "--width 4".split())
     assert repr(config["model_args"]) == repr(
-        {"share": 1.0, "n": 3, "least": 0, "gate": False, "kind": "a=b", "side": "b"})
+        {"share": 1.0, "n": 3, "least": 0, "gate": False, "kind": "a=b", "side": "b",
+         "width": 4})
 
 
 def test_code_is_known_without_its_comments(tmp_path, monkeypatch):
@@ -169,7 +172,7 @@ def test_rates_and_optimizers(trained):
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], SSTFMR(dim=16, layers=1)
     last = [state["param_groups"][0]["lr"] / train.rate(5, 6, "cosine") for state in states]
     assert last == pytest.approx([1e-3, 3e-3])
-    adamw, muon = train.make_optimizers(model, "muon", 1)
+    adamw, muon = train.make_optimizers(model, "muon", 1, "matrices")
     every, = train.make_optimizers(model, "adamw", 1, "all")
 
     def ids(*groups):
@@ -251,7 +254,7 @@ def test_what_a_model_does_wrong_names_the_run(tmp_path, capsys, monkeypatch, me
     monkeypatch.setattr(Student, method, wrong)
     monkeypatch.setattr(module_of("rnn"), "Model", Student)
     line, = refusal(capsys, train, *TINY[:2], "--model", "rnn", "--steps", "12", "--out", tmp_path)
-    assert re.search(f"error: .*/rnn/steps12/seed0: .*{says}", line)
+    assert re.search(f"error: .*rnn.steps12.seed0: .*{says}", line)
 
 
 @pytest.mark.parametrize("error, says", [
@@ -267,7 +270,8 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch, e
         monkeypatch.setattr(train, "rate", rate)
     flags = [*TINY, "--seed", "0", "1", "2", "--out", tmp_path]
     (line, last), failed = refusal(capsys, train, *flags), next(tmp_path.rglob("seed0"))
-    assert re.search(f"error: {failed}: .*{says}", line) and last == f"Failed: {failed}"
+    assert re.search(f": error: .*seed0: .*{says}", line) and f"{failed}: " in line
+    assert last == f"Failed: {failed}"
     assert len([*tmp_path.rglob("result.json")]) == 2
 
 
@@ -304,7 +308,7 @@ def flip(content):  # a bit in the middle, which torch.load does not notice
 
 OTHERS = [  # a file, and what becomes of its content
     ("config.json", {"lr": 0.5}, r"another run stands there \(lr is 0.5 there, 0.001 here\): "),
-    ("config.json", {"code": {}}, "data.py changed since .*/seed0: choose another --out"),
+    ("config.json", {"code": {}}, "data.py changed since .*seed0: choose another --out"),
     ("config.json", "{}", r"config.json is missing or damaged: KeyError\('split'\)"),
     ("checkpoint.pt", lambda content: content[:99], "checkpoint.pt is damaged$"),
     ("checkpoint.pt", "csys\nexit\n(tR.", "checkpoint.pt is damaged$"),  # a pickle
