@@ -33,9 +33,9 @@ TEST_TRIALS = 10_000  # per test set
 # ---- what a number is compared with -------------------------------------------------------------
 
 @functools.cache
-def test_set(split, subset, n):
+def test_set(split, name, subset, n):  # subset: so that a new one is not taken for an old one
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
-    made, chosen = data.trials(split, subset, n), data.SPLITS[split][subset]
+    made = data.trials(split, name, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
              for end in ("", ", two objects")}  # in the order of the table
     baselines = collections.Counter()
@@ -43,8 +43,8 @@ def test_set(split, subset, n):
         solved = data.evaluate(instruction, stimulus)
         answering = solved[data.descend(solved)[-1]]
         kinds[kind_of(answering)].append(i)
-        baselines["chance"] += chance(chosen)[answering.operator] / n
-        baselines["no binding"] += no_binding(answering, stimulus, chosen.shortcuts) / n
+        baselines["chance"] += chance(subset)[answering.operator] / n
+        baselines["no binding"] += no_binding(answering, stimulus, subset.shortcuts) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
             leaves = [node.answer for node in solved[len(solved) // 2:]]  # the last level
@@ -125,7 +125,7 @@ def tests_of(split):
 
 
 @functools.cache
-def hash_of(split, name, subset):  # subset: so that a new one is not taken for an old one
+def hash_of(split, name, subset):
     some = b"".join(part.numpy().tobytes() for part in data.trials(split, name, 100))
     return hashlib.sha256(some).hexdigest()[:8]
 
@@ -165,21 +165,21 @@ def code_of(model):
     hashes = {}
     for name in "data.py", "train.py", f"models/{model}.py":
         path = Path(__file__).parent / name
-        if not path.exists():  # a model that is gone
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            if documented and ast.get_docstring(node):
-                del node.body[0]
-        hashes[name] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
+        if path.exists():  # not so for a model that is gone
+            tree = ast.parse(path.read_text(encoding="utf-8"), path)
+            for node in ast.walk(tree):
+                documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+                if documented and ast.get_docstring(node):
+                    del node.body[0]
+            hashes[name] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
     return hashes
 
 
 def changed(config):
     """The files that changed since a run began. (Recorded runs name no code: none.)"""
-    then, now = config.get("code", {}), code_of(config["model"])
-    return [file for file in then if now.get(file) != then[file]]
+    then = config.get("code")
+    now = code_of(config["model"]) if then else {}
+    return [file for file in then or () if now.get(file) != then[file]]
 
 
 def checkpoint_of(folder):
@@ -204,7 +204,7 @@ def load(folder, device="cpu"):
         with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
             model = module_of(name).Model(**config["model_args"])
         model.load_state_dict(saved["model"])
-    except (ImportError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # many kinds, as models are many
         raise UsageError(f"its weights do not fit today's models/{name}.py and data.py: was an "
                          "operator added, or a setting changed?") from error
     if files := changed(saved | config):  # recorded weights name their model's code
@@ -229,11 +229,11 @@ def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
     quiet = n < 1000 or None  # None: where stderr is no terminal
-    for subset in tqdm(result["tests"], f"testing {split}", leave=False, disable=quiet):
-        made, kinds, result["baselines"][subset] = test_set(split, subset, n)
+    for name in tqdm(result["tests"], f"testing {split}", leave=False, disable=quiet):
+        made, kinds, result["baselines"][name] = test_set(split, name, data.SPLITS[split][name], n)
         right = (predict(model, made, device).argmax(1) == made.answer).float()
-        result["accuracy"][subset] = right.mean().item()
-        result["kinds"][subset] = {kind: right[i].mean().item() for kind, i in kinds.items()}
+        result["accuracy"][name] = right.mean().item()
+        result["kinds"][name] = {kind: right[i].mean().item() for kind, i in kinds.items()}
     return result
 
 

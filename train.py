@@ -24,7 +24,6 @@ import typing
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -49,7 +48,7 @@ def learn(model, optimizers, batch, share, device):
     """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
-    loss = F.cross_entropy(logits, answer)
+    loss = torch.nn.functional.cross_entropy(logits, answer)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -389,7 +388,9 @@ def run(config, folder, workers):
         if not lock(file):
             return print(f"{folder} is being trained by another process: left to it")
         compare(config, folder)
-        if not (folder / "result.json").exists():
+        if (folder / "result.json").exists():
+            read(folder / "result.json")  # raises where it is damaged
+        else:
             print(folder)
             fit(model, optimizers, config, folder, workers)
 

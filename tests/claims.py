@@ -166,7 +166,7 @@ def on_ground(runs, authors, suffix=""):
             found.setdefault((split, name), []).append(numbers(config, result))
         for name in BASELINES:
             known = {test: of[name] for test, of in result["baselines"].items() if name in of}
-            found[split, name] = [known | {"identity": None}]
+            found.setdefault((split, name), [{"identity": None}])[0].update(known)
     return found
 
 
@@ -295,12 +295,10 @@ def states_table(runs):
     return table(["hidden states", *like, *PLACES, "untrained", "accuracy"], rows)
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS)
-    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
-                        help="run folders, or folders above them (default: runs)")
-    args, runs = parser.parse_args(argv), {}
-    for path in (path for above in args.runs for path in sorted(above.rglob("result.json"))):
+def runs_below(folders):
+    """The runs (config, result) below these folders; of copies, one."""
+    runs = {}
+    for path in (path for above in folders for path in sorted(above.rglob("result.json"))):
         config, result = read(path.with_name("config.json")), read(path)
         if (why := path.with_name("why.json")).exists():
             result |= json.loads(why.read_text())
@@ -310,9 +308,19 @@ def main(argv=None):
             name = tuple(config[key] for key in ("split", "model", "settings", "seed"))
             runs[name + (identity(config, result),)] = config, result  # a copy is no second seed
     if not runs:
-        parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    for make in summary_table, states_table, claims_text:
-        print(f"\n{make([*runs.values()])}")
+        raise data.UsageError(f"no run in {', '.join(map(str, folders))}")
+    return [*runs.values()]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS)
+    parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
+                        help="run folders, or folders above them (default: runs)")
+    args = parser.parse_args(argv)
+    with data.ending(parser):
+        runs = runs_below(args.runs)
+        for make in summary_table, states_table, claims_text:
+            print(f"\n{make(runs)}")
 
 
 if __name__ == "__main__":

@@ -29,14 +29,10 @@ PANELS = {  # view and carry -> folder, color
     "7 view own, answer": ("default", BLACK)}
 
 
-def curves(folder):
-    """The accuracies in % of each finished run below a folder, by depth."""
+def draw(axis, folder, color):
+    """A thin line per finished run of a folder and a thick one for their mean, if there are any."""
     results = [read(path)["accuracy"] for path in sorted(folder.glob("seed*/result.json"))]
-    return [[100 * accuracy[f"depth{depth}"] for depth in DEPTHS] for accuracy in results]
-
-
-def draw(axis, seeds, color):
-    """A thin line per seed and a thick one for their mean, if there are any."""
+    seeds = [[100 * accuracy[f"depth{depth}"] for depth in DEPTHS] for accuracy in results]
     for seed in seeds:
         axis.plot(DEPTHS, seed, color=color, linewidth=0.6)
     if seeds:
@@ -49,11 +45,11 @@ def ladder(figure, folder):
     left, right = figure.subfigures(1, 2)
     axis, small = left.subplots(), right.subplots(2, 3, sharex=True, sharey=True)
     for label, (name, color, (x, y)) in LADDER.items():
-        draw(axis, curves(folder / name), color)
+        draw(axis, folder / name, color)
         side, dark = ("right", "0.35") if color == GRAY else ("left", color)
         axis.text(x, y, label, color=dark, ha=side, va="center", size=9)
     for panel, (label, (name, color)) in zip(small.flat, PANELS.items()):
-        draw(panel, curves(folder / "looptfmr" / name), color)
+        draw(panel, folder / "looptfmr" / name, color)
         panel.set_title(label, fontsize="small")
     result = next((folder / "sstfmr/default").glob("seed*/result.json"))
     for baseline, style in (("condition-blind", ":"), ("chance", "--")):

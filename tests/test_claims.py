@@ -6,8 +6,8 @@ import pytest
 import claims
 import data
 from claims import interval, outcome
+from test_train import refusal
 
-TWIN = "distractor_release"
 AUTHORS = {name: label for label, name in claims.RELEASED.items()}
 
 
@@ -62,10 +62,10 @@ def test_the_interval_over_seeds_and_the_three_outcomes():
 
 
 @pytest.mark.parametrize("ground, split, name", [
-    (0, "distractor", str), (1, "distractor", AUTHORS.get), (2, TWIN, AUTHORS.get)])
-def test_each_outcome_on_each_ground(monkeypatch, ground, split, name):
+    (0, "distractor", str), (1, "distractor", AUTHORS.get),
+    (2, "distractor_release", AUTHORS.get)])
+def test_each_outcome_on_each_ground(ground, split, name):
     """... and nothing on the other grounds."""
-    monkeypatch.setitem(data.SPLITS, TWIN, data.SPLITS["distractor"])
     cross = [run for model in claims.CROSS for run in fake(name(model), HIGH, split)]
     for other, counts in ((LOW, "2/0/6"), (EQUAL, "0/2/6"), ([0.2, 0.9, 1], "0/0/8")):
         runs = cross + fake(name("gru"), other, split)
@@ -87,10 +87,6 @@ def test_a_missing_run_never_counts_against_a_claim(claim):
         left = [run for run in runs if run[0]["model"] != missing]
         less = [*map(int, judged(left, claim)[0].split("/"))]
         assert less[0] <= full[0] and less[1] <= full[1] and less[2] >= full[2]
-
-
-def several(models, values, *arguments, **changes):
-    return [run for model in models for run in fake(model, values, *arguments, **changes)]
 
 
 def organized(answers, accuracies, **changes):
@@ -117,7 +113,7 @@ def bottleneck(values):
 CLOSE, SPLITS = [0.5, 0.501, 0.502], ("distractor", "systematic1")
 DEEP = [run for split in SPLITS for run in fake("sstfmr[layers4]", HIGH, split)]
 DEEP += [run for split in SPLITS for run in fake("sstfmr[layers1]", LOW, split)]
-DEEP += several(["sstfmr[layers4]", "sstfmr[layers1]"], LOW, "productive")
+DEEP += fake("sstfmr[layers4]", LOW, "productive") + fake("sstfmr[layers1]", LOW, "productive")
 LATE, FOURTH = ([0.98, 0.99, 0.3], [1, 1, 0.4]), ([0.98, 0.99, 0.3, 0.985], [1, 1, 0.4, 0.95])
 # Ranks 1 to 6 against 1 2 3 4 6 5: r = 1 - 6 * 2 / (6 * 35) = 0.94. Left out one by one, four times
 # 1 - 6 * 2 / (5 * 24) = 0.9, and twice 1: the interval is 2.57 * 5 / 6 ** 0.5 * 0.0516
@@ -145,7 +141,8 @@ OLD = fake("sstfmr", HIGH, "systematic1", decoded=places(features=0.99))  # noth
                       {"tests": {"a": 1}})),
     (2, DEEP, "1/0/17", "no run: "),
     (3, DEEP, "2/0/7", ""),  # three seeds and an interval of 2.3 points
-    (3, several(["sstfmr[layers4]", "sstfmr[layers1]"], CLOSE, "productive"), "3/0/6", ""),
+    (3, fake("sstfmr[layers4]", CLOSE, "productive") + fake("sstfmr[layers1]", CLOSE, "productive"),
+     "3/0/6", ""),
     (3, fake("sstfmr[heads8]", HIGH, "productive") + fake("sstfmr[heads1]", CLOSE, "productive"),
      "0/3/6", "against: +48.4 to +48.4"),
     # no better than a baseline, also within 2 points of chance
@@ -208,3 +205,6 @@ def test_three_tables_of_the_runs(tmp_path, capsys):
     assert cross[2:7] == ["0.25", "50.0", "50.0", "12.5", "100.0"]
     assert "The authors' models, distractor, crossattn[firstread]" in rows and len(rows) == 5
     assert "sstfmr on distractor 1 of 1" in text
+    (tmp_path / "0" / "result.json").write_text("{")
+    line, = refusal(capsys, claims, tmp_path)
+    assert "result.json is missing or damaged" in line

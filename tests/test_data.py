@@ -148,12 +148,8 @@ def test_a_subset_or_operator_is_met_or_refused_within_seconds(monkeypatch, says
     assert len(trials("productive", "depth3", 10).answer) == 10  # does not ask it
 
 
-def test_every_split_has_a_twin_with_shortcuts():
-    for split in ("distractor", "systematic1", "systematic3", "productive"):
-        twin = {name: subset._replace(shortcuts=True) for name, subset in SPLITS[split].items()}
-        if split == "systematic3":
-            twin["train"] = twin["iid"]
-        assert SPLITS[f"{split}_release"] == twin
+def test_systematic3_release_trains_depth_3_alone():
+    assert SPLITS["systematic3_release"]["train"] == SPLITS["systematic3_release"]["iid"]
 
 
 def test_answers_follow_the_size_of_the_grid():

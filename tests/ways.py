@@ -22,16 +22,9 @@ BRANCHES = [2, 1, 6, 7], [3, 1, 8, 9]  # their tokens in a tree of depth 5: a tr
 def answers(model, instruction, stimulus):
     """Right or wrong answers of a model (trials, operators), one per call of its readout."""
     said = []
-    hook = model.readout.register_forward_hook(lambda *call: said.append(call[2].argmax(-1)))
-    model(instruction, stimulus)
-    hook.remove()
+    with model.readout.register_forward_hook(lambda *call: said.append(call[2].argmax(-1))):
+        model(instruction, stimulus)
     return said
-
-
-def solve_all(trees):
-    """What each operator should answer: (trials, operators)."""
-    return torch.tensor([[tree[data.descend(tree, i)[-1]].answer for i in range(len(tree))]
-                         for tree in trees])
 
 
 def held(tree, i, loop):
@@ -51,7 +44,8 @@ def loops(model):
         trees = list(map(data.evaluate, instruction, stimulus))
         *said, last = answers(model, instruction, stimulus)
         if depth == 5:
-            right = solve_all(trees)
+            right = torch.tensor([[tree[data.descend(tree, i)[-1]].answer for i in range(7)]
+                                  for tree in trees])  # (trials, operators)
             one, two, three = (said[loop] == right for loop in range(3))
             alone = [answers(model, instruction[:, tokens], stimulus)[-1] == right[:, 1 + i]
                      for i, tokens in enumerate(BRANCHES)]
