@@ -99,7 +99,7 @@ def main(argv=None):
         every = step_time(model, [batch])
         print(f"{name:10} compact {compact:6.1f}   all cells {every:6.1f}   "
               f"{every / compact:4.1f} times as fast")
-    print(f"\nDrawing {BATCH} trials, in percent of such a step of sstfmr:")
+    print(f"\nDrawing {BATCH} trials, in percent of a step of sstfmr at that depth:")
     for depth in 1, 3:
         draw = functools.partial(data.trials, "productive", f"depth{depth}", BATCH)
         step = step_time(module_of("sstfmr").Model(), [draw()])
