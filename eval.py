@@ -125,7 +125,7 @@ def tests_of(split):
 
 
 @functools.cache
-def hash_of(split, name, subset):
+def hash_of(split, name, subset):  # subset: as above
     some = b"".join(part.numpy().tobytes() for part in data.trials(split, name, 100))
     return hashlib.sha256(some).hexdigest()[:8]
 
@@ -146,7 +146,7 @@ def read(path):
     """What config.json or result.json of a run holds."""
     try:
         content = json.loads(path.read_text())
-        return content | {key: content[key] for key in KEYS[path.name]}  # raises where one lacks
+        return content | {key: content[key] for key in KEYS[path.name]}  # else KeyError
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is missing or damaged: {error!r}") from error
 
@@ -177,9 +177,9 @@ def code_of(model):
 
 def changed(config):
     """The files that changed since a run began. (Recorded runs name no code: none.)"""
-    then = config.get("code")
+    then = config.get("code", {})
     now = code_of(config["model"]) if then else {}
-    return [file for file in then or () if now.get(file) != then[file]]
+    return [file for file in then if now.get(file) != then[file]]
 
 
 def checkpoint_of(folder):
@@ -204,7 +204,7 @@ def load(folder, device="cpu"):
         with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
             model = module_of(name).Model(**config["model_args"])
         model.load_state_dict(saved["model"])
-    except Exception as error:  # many kinds, as models are many
+    except Exception as error:  # any failure here means that they do not fit
         raise UsageError(f"its weights do not fit today's models/{name}.py and data.py: was an "
                          "operator added, or a setting changed?") from error
     if files := changed(saved | config):  # recorded weights name their model's code

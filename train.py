@@ -64,10 +64,9 @@ def fit(model, optimizers, config, folder, workers):
     rows = restore(folder, model, optimizers)
     done, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
     split, steps, size = config["split"], config["steps"], config["batch_size"]
-    device = config["device"]
     batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
                          batch_size=None, sampler=range(done, steps),  # an item is a batch
-                         num_workers=workers, pin_memory=device == "cuda",
+                         num_workers=workers, pin_memory=config["device"] == "cuda",
                          generator=torch.Generator())  # leaves the global one alone
     began = time.perf_counter() - seconds
     recent, since = 0, done  # the sum of loss and accuracy over the steps after `since`
@@ -75,7 +74,7 @@ def fit(model, optimizers, config, folder, workers):
               desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
         for step, batch in enumerate(batches, done + 1):
             share = rate(step - 1, steps, config["schedule"])
-            recent = recent + learn(model, optimizers, batch, share, device)
+            recent = recent + learn(model, optimizers, batch, share, config["device"])
             bar.update(size)
             due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: soon a checkpoint
             if due or step % 10 == 0:  # reading a number waits for the GPU

@@ -7,9 +7,9 @@
     [        its left and its right branch, and the stimulus   ]
     LN, readout -> 138 logits -> answers, for the next loop    x levels of the tree
 
-It is told which operators are whose branches, like Neural Module Networks (arXiv 1511.02799) and
-Tree-LSTMs (1503.00075), but not their order. The leaves have answered after one loop, the operators
-above them after two, and by default `more` loops than levels change nothing. Universal
+It is told which operators are whose branches and how many levels there are, like Neural Module
+Networks (arXiv 1511.02799) and Tree-LSTMs (1503.00075). The leaves have answered after one loop,
+the operators above them after two, and by default `more` loops change nothing. Universal
 Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits, embedded. Only the
 root's has a loss. No block changes an object, so an MLP of its own, `bind`, joins its letter and
 its color: in a mere sum, a red b and a green a look much like a red a, and the many objects of deep

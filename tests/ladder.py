@@ -23,9 +23,11 @@ LADDER = {  # rung -> folder, color, where its label ends or begins (depth, accu
     "6 view own": ("looptfmr/carrystate", BLUE, (5.15, 61)),
     "7 view own, answer": ("looptfmr/default", BLACK, (5.15, 95))}
 PANELS = {  # view and carry -> folder, color
-    "5 view all, state": ("carrystate-viewall", ORANGE), "5b view all, recall":
-    ("carryrecall-viewall", GRAY), "5c view all, answer": ("viewall", GRAY),
-    "6 view own, state": ("carrystate", BLUE), "6b view own, recall": ("carryrecall", GRAY),
+    "5 view all, state": ("carrystate-viewall", ORANGE),
+    "5b view all, recall": ("carryrecall-viewall", GRAY),
+    "5c view all, answer": ("viewall", GRAY),
+    "6 view own, state": ("carrystate", BLUE),
+    "6b view own, recall": ("carryrecall", GRAY),
     "7 view own, answer": ("default", BLACK)}
 
 

@@ -15,8 +15,8 @@ from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
 from eval import chance, load, looks, mistakes, no_binding, read, score
 from models import module_of
 from test_oracle import GRID3, TREE3, grid
-from test_train import (TESTS, change, finished, flip, refusal, run, trained,  # noqa: F401
-                        with_code)
+from test_train import TESTS, change, flip, refusal, run, with_code
+from test_train import finished, trained  # noqa: F401
 
 
 def test_baselines_by_hand():
@@ -50,8 +50,8 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
     answer = torch.tensor([data.TRUE, FIRST_COLOR + 5, FIRST_COLOR + 5])
     made = data.Trials(torch.tensor([TREE3] * 3), torch.cat([grid(GRID3), odd, odd]), answer)
     monkeypatch.setattr(data, "trials", lambda *_: made)
-    of = data.SPLITS["productive"]["depth3"]
-    _, kinds, baselines = evaluation.test_set.__wrapped__("productive", "depth3", of, 3)
+    _, kinds, baselines = evaluation.test_set.__wrapped__(
+        "productive", "depth3", data.SPLITS["productive"]["depth3"], 3)
     assert kinds == {"GetColor": [1, 2], "ProductEven, two objects": [0], "if SumOdd": [0, 1, 2]}
     assert baselines == pytest.approx({"chance": (1 / 2 + 2 / 10) / 3, "condition-blind": 1 / 2,
                                 "no binding": (1 / 2 + 2 / 5) / 3})
