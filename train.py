@@ -177,15 +177,11 @@ def orthogonal(x):  # (matrices, rows, columns)
 # ---- what to run --------------------------------------------------------------------------------
 
 ORDER = "dim", "layers", "heads", *TRAINING  # in names of settings; then others by name
-RUN = "model", "split", "seed", "out", "device", "workers"  # no settings
 
 
-def parse(argv=None):
-    """The parser, and its arguments. The arguments of the chosen models' constructors are flags,
-    too, by their Literal or by the type of their default."""
-    parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        description="Train models on gCOG. Several models, splits or seeds make several runs.",
-        usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+def general_parser():
+    """The flags that all models share, but for TRAINING."""
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("what to run").add_argument
     add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()],
         help="which architectures (default: sstfmr)")
@@ -196,49 +192,47 @@ def parse(argv=None):
     add("--out", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
     add = parser.add_argument_group("the machine").add_argument
     add("--device", choices=devices(), default=devices()[-1],
-        help=f"where to compute (default: {devices()[-1]})")
+        help="where to compute (default: %(default)s)")
     add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
         help="processes that draw trials (default: 4 beside a GPU, else 0)")
-    try:
-        models, parameters = several(parser.parse_known_args(argv)[0].model, available()), {}
-        add_training(parser, training_of(models[0]) if len(models) == 1 else TRAINING)
-        add = parser.add_argument_group("the model, as its file explains").add_argument
-        for model in models:
-            parameters = parameters_of(model) | parameters
-        for name, parameter in parameters.items():
-            add(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
-                help=f"(default: {parameter.default})", **options_of(parameter))
-    except (UsageError, argparse.ArgumentError) as error:  # such as a name that is taken
-        parser.error(str(error))
-    parser.add_argument("-h", "--help", action="help",  # last: it shows all flags
-                        help="show this text, with the flags of --model")
-    return parser, parser.parse_args(argv)
+    return parser
 
 
-def add_training(parser, defaults):
-    """Adds a flag for each key of TRAINING. Help shows its default, but a flag that is not given
-    has no value."""
-    add = parser.add_argument_group("training", argument_default=argparse.SUPPRESS).add_argument
-
-    def flag(name, text, **options):
-        add(f"--{name.replace('_', '-')}", help=f"{text} (default: {defaults[name]})", **options)
-    whole = between(1, 10 ** 9)
-    flag("steps", "batches to train on", type=whole)
-    flag("batch_size", "trials per batch", type=whole)
-    flag("train_size", "so many trials, again and again; without it, all are new", type=whole)
-    flag("optimizer", "muon for matrices, adamw for the rest; or adamw", choices=["muon", "adamw"])
-    flag("lr", "AdamW's peak, and a third of Muon's", type=between(1e-30, 1e30))
-    flag("decay", "which weights decay", choices=["matrices", "all"])
-    flag("schedule", "how the rate falls", choices=["cosine", "constant"])
-
-
-def several(values, everything):
-    """Each value once; "all" stands for everything."""
-    return list(everything) if "all" in values else list(dict.fromkeys(values))
+def parser_of(model):
+    """The parser of a model. Its flags are those above, the keys of TRAINING, for which the model's
+    file may set other defaults, and the arguments of its constructor."""
+    parser = argparse.ArgumentParser(  # without usage, so that an error is one line
+        f"models/{model}.py: TRAINING", parents=[general_parser()], usage=argparse.SUPPRESS,
+        description="Train models on gCOG. Several models, splits or seeds make several runs.",
+        allow_abbrev=False)
+    add, whole = parser.add_argument_group("training").add_argument, between(1, 10 ** 9)
+    add("--steps", type=whole, help="batches to train on (default: %(default)s)")
+    add("--batch-size", type=whole, help="trials per batch (default: %(default)s)")
+    add("--train-size", type=whole, help="so many trials, again and again (default: all are new)")
+    add("--optimizer", choices=["muon", "adamw"],
+        help="muon for matrices, adamw for the rest; or adamw (default: %(default)s)")
+    add("--lr", type=between(1e-30, 1e30),
+        help="AdamW's peak, and a third of Muon's (default: %(default)s)")
+    add("--decay", choices=["matrices", "all"], help="which weights decay (default: %(default)s)")
+    add("--schedule", choices=["cosine", "constant"],
+        help="how the rate falls (default: %(default)s)")
+    parser.set_defaults(**TRAINING)
+    own = getattr(module_of(model), "TRAINING", {})
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+    parser.set_defaults(**vars(parser.parse_args(flags)))
+    parser.prog = f"train.py --model {model}"
+    group = parser.add_argument_group("the model, as its file explains")
+    for name, parameter in parameters_of(model).items():
+        try:
+            group.add_argument(f"--{name.replace('_', '-')}", default=parameter.default,
+                               help="(default: %(default)s)", **options_of(parameter))
+        except argparse.ArgumentError as error:  # a name that is taken
+            parser.error(str(error))
+    return parser
 
 
 def parameters_of(model):  # name -> parameter, of a model's constructor
-    return dict(inspect.signature(module_of(model).Model).parameters)
+    return inspect.signature(module_of(model).Model).parameters
 
 
 def options_of(parameter):
@@ -255,35 +249,27 @@ def options_of(parameter):
     return {"type": type(default)}
 
 
-def training_of(model):
-    """TRAINING, with what the model's file says of its own, which is checked like flags."""
-    parser = argparse.ArgumentParser(f"models/{model}.py: TRAINING", usage=argparse.SUPPRESS,
-                                     add_help=False, allow_abbrev=False)
-    add_training(parser, TRAINING)
-    own = getattr(module_of(model), "TRAINING", {})
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
-    return TRAINING | vars(parser.parse_args(flags))
+def several(values, everything):
+    """Each value once; "all" stands for everything."""
+    return list(everything) if "all" in values else list(dict.fromkeys(values))
 
 
-def configurations(args):
+def configurations(argv=None):
     """One resolved configuration per run. UsageError for what cannot be run."""
+    args, _ = general_parser().parse_known_args(argv)
     splits = several(args.split, (name for name in data.SPLITS if not name.endswith("_release")))
-    given = {name: value for name, value in vars(args).items() if name not in RUN}
-    order = [*(name for name in ORDER if name in given), *sorted(given.keys() - {*ORDER})]
-    for split, model in itertools.product(splits, several(args.model, available())):
-        arguments = {name: parameter.default for name, parameter in parameters_of(model).items()}
-        usual = arguments | training_of(model)
-        if unknown := given.keys() - usual.keys():
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(unknown))
-            raise UsageError(f"{model} takes no {flags}")
-        settings = [f"{name}{given[name]}" for name in order if given[name] != usual[name]]
-        whole = usual | given
-        for seed in dict.fromkeys(args.seed):
-            yield {"split": split, "model": model, "seed": seed,
-                   "settings": re.sub(r"[^A-Za-z0-9.-]", "", "-".join(settings)) or "default",
-                   "model_args": {name: whole[name] for name in arguments},
-                   **{name: whole[name] for name in TRAINING},
-                   "device": args.device, "code": code_of(model)}
+    parsers = {model: parser_of(model) for model in several(args.model, available())}
+    values = {model: vars(parser.parse_args(argv)) for model, parser in parsers.items()}
+    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
+        arguments, training = ({name: values[model][name] for name in names}
+                               for names in (parameters_of(model), TRAINING))
+        whole = arguments | training
+        changed = {name for name in whole if whole[name] != parsers[model].get_default(name)}
+        order = [*(name for name in ORDER if name in changed), *sorted(changed - {*ORDER})]
+        settings = "-".join(f"{name}{whole[name]}" for name in order)
+        yield {"split": split, "model": model, "seed": seed,
+               "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings) or "default",
+               "model_args": arguments, **training, "device": args.device, "code": code_of(model)}
 
 
 def build(config):
@@ -395,10 +381,11 @@ def run(config, folder, workers):
 
 
 def main(argv=None):
-    parser, args = parse(argv)
+    parser = general_parser()
     with data.ending(parser):
+        args, _ = parser.parse_known_args(argv)  # configurations parses the rest
         runs, failed, done = {}, [], {}
-        for config in configurations(args):
+        for config in configurations(argv):
             parts = config["split"], config["model"], config["settings"], f"seed{config['seed']}"
             runs[args.out.joinpath(*parts)] = config
         print(f"Runs: {len(runs)}, on {args.device}.")

@@ -20,7 +20,7 @@ WRONG = {  # flags of train.py, one by one, then together
     "--decay no": "invalid choice: 'no'",
     "--device x": "choose from", "--read x": "invalid choice: 'x'",
     "--bogus 1": "unrecognized arguments: --bogus 1", "--step 2": "unrecog", "--out": "argument",
-    "--model looptfmr gru --view all": "gru takes no --layers, --view",
+    "--model looptfmr gru --view all": "--model gru: error: unrecognized arguments: --layers 1",
     "--model rnn gru --heads 2": "unrecognized arguments: --layers 1 --heads 2",
     "--heads 3": "seed0: dim must be a multiple of heads, not 16 with 3 heads",
     "--dim 15 --heads 5": "dim must be even, for sines and cosines, not 15",

@@ -206,6 +206,16 @@ def test_looptfmr_solves_a_subtree_like_an_instruction_of_its_own(changes):
         assert torch.allclose(seen[-1][:, i], alone, atol=1e-4) == (not changes)
 
 
+@each("carry", ["answer", "state", "recall"])
+def test_a_loop_of_looptfmr_starts_from_what_it_carries(carry):
+    model, starts, ends = make("looptfmr", carry=carry), [], []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: starts.append(inputs[0]))
+    model.blocks[-1].register_forward_hook(lambda *call: ends.append(call[2]))
+    model(*BATCH[:2])
+    expected = {"answer": starts[0], "state": ends[0], "recall": ends[0] + starts[0]}
+    near(starts[1], expected[carry])
+
+
 @each("changes, same", [({}, True), ({"view": "all"}, False)])
 def test_looptfmr_hands_up_the_answers_alone(changes, same):
     """Where all operators answer the same, the leaves leave no trace in the root."""

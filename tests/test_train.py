@@ -75,7 +75,7 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
 
 
 def configurations(*flags):
-    return [*train.configurations(train.parse(["--device", "cpu", *flags])[1])]
+    return [*train.configurations(["--device", "cpu", *flags])]
 
 
 def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(monkeypatch):
@@ -91,7 +91,7 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     assert config["settings"] == "heads2-carrystate-more1"  # the last value, in one order
     config, = configurations("--model", "rnn", "--steps", "12")  # a flag counts more
     assert (config["lr"], config["steps"], config["settings"]) == (0.25, 12, "steps12")
-    assert "(default: 0.25)" in train.parse(["--model", "rnn"])[0].format_help()
+    assert "(default: 0.25)" in train.parser_of("rnn").format_help()
 
 
 @pytest.mark.parametrize("own, says", [
