@@ -1,5 +1,7 @@
-"""Draws the ladder: accuracy by depth of every rung, and of LoopTfmr by what it sees and carries.
+"""Which seeds of the ladder's rungs have learned depth 3? With a second argument, draws accuracy by
+depth of every rung, and of LoopTfmr by what it sees and carries.
 
+    python tests/ladder.py recorded/fourth
     python tests/ladder.py recorded/fourth .github/ladder.png    # needs matplotlib
 """
 import argparse
@@ -9,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import data  # noqa: E402
-from eval import drawing, read  # noqa: E402
+from eval import drawing, read, table  # noqa: E402
 
 DEPTHS = [3, 5, 7, 9]
 GRAY, ORANGE, BLUE, BLACK = "0.6", "#D55E00", "#0072B2", "#000000"
@@ -31,10 +33,29 @@ PANELS = {  # view and carry -> folder, color
     "7 view own, answer": ("default", BLACK)}
 
 
+def seeds_of(folder):  # seed -> accuracy in % at each depth, of the finished runs of a folder
+    results = {int(path.parent.name.removeprefix("seed")): read(path)["accuracy"]
+               for path in folder.glob("seed*/result.json")}
+    return {seed: [100 * results[seed][f"depth{depth}"] for depth in DEPTHS]
+            for seed in sorted(results)}
+
+
+def by_seed(folder):
+    """A row per rung: how many seeds have learned depth 3, and accuracy by seed."""
+    names = [name for name, *_ in LADDER.values()]
+    names += [f"looptfmr/{name}" for name, _ in PANELS.values()]
+    rows = []
+    for name in dict.fromkeys(names):
+        seeds = seeds_of(folder / name)
+        learned = sum(at[0] >= 95 for at in seeds.values())
+        each = [", ".join(f"{seed}: {at[i]:.1f}" for seed, at in seeds.items()) for i in (0, -1)]
+        rows.append([name, f"{learned} of {len(seeds)}", *each])
+    return table(["accuracy in %, by seed", "have learned", "depth 3", "depth 9"], rows)
+
+
 def draw(axis, folder, color):
     """A thin line per finished run of a folder and a thick one for their mean, if there are any."""
-    results = [read(path)["accuracy"] for path in sorted(folder.glob("seed*/result.json"))]
-    seeds = [[100 * accuracy[f"depth{depth}"] for depth in DEPTHS] for accuracy in results]
+    seeds = [*seeds_of(folder).values()]
     for seed in seeds:
         axis.plot(DEPTHS, seed, color=color, linewidth=0.6)
     if seeds:
@@ -69,12 +90,15 @@ def ladder(figure, folder):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Draw the ladder.", usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description="Print and draw the ladder.", usage=argparse.SUPPRESS)
     parser.add_argument("folder", type=Path, help="above productive/, with the runs of all rungs")
-    parser.add_argument("picture", type=Path, help="the file to write, such as ladder.png")
+    parser.add_argument("picture", nargs="?", help="a file to draw, such as ladder.png")
     args = parser.parse_args(argv)
-    with data.ending(parser), drawing(args.picture, 12, 4.6) as figure:
-        ladder(figure, args.folder / "productive")
+    with data.ending(parser):
+        print(by_seed(args.folder / "productive"))
+        if args.picture:
+            with drawing(args.picture, 12, 4.6) as figure:
+                ladder(figure, args.folder / "productive")
 
 
 if __name__ == "__main__":
