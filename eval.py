@@ -33,7 +33,7 @@ TEST_TRIALS = 10_000  # per test set
 # ---- what a number is compared with -------------------------------------------------------------
 
 @functools.cache
-def test_set(split, name, subset, n):  # subset: so that a new one is not taken for an old one
+def test_set(split, name, subset, n):  # a set that changed under its name is another subset
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
     made = data.trials(split, name, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
@@ -41,14 +41,14 @@ def test_set(split, name, subset, n):  # subset: so that a new one is not taken 
     baselines = collections.Counter()
     for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
         solved = data.evaluate(instruction, stimulus)
-        answering = solved[data.descend(solved)[-1]]
-        kinds[kind_of(answering)].append(i)
-        baselines["chance"] += chance(subset)[answering.operator] / n
-        baselines["no binding"] += no_binding(answering, stimulus, subset.shortcuts) / n
+        leaf = solved[data.descend(solved)[-1]]
+        kinds[kind_of(leaf)].append(i)
+        baselines["chance"] += chance(subset)[leaf.operator] / n
+        baselines["no binding"] += no_binding(leaf, stimulus, subset.shortcuts) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
-            leaves = [node.answer for node in solved[len(solved) // 2:]]  # the last level
-            baselines["condition-blind"] += vote(leaves, answer.item()) / n
+            answers = [node.answer for node in solved[len(solved) // 2:]]  # of the last level
+            baselines["condition-blind"] += vote(answers, answer.item()) / n
     return made, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
 
 
@@ -70,8 +70,8 @@ def chance(subset):
 
 
 def no_binding(node, stimulus, shortcuts):
-    """The probability that a reader is right on the Solved operator that answers, who sees which
-    shapes, colors and cells are on the grid, but not which belong together."""
+    """The probability that the Solved operator that answers is answered right by a reader who sees
+    which shapes, colors and cells are on the grid, but not which belong together."""
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
     if node.operator == "GetLocation":
@@ -118,14 +118,14 @@ def hardest(split):
     return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
 
 
-def tests_of(split):
-    """Test set -> on how many trials a result is measured, with a hash of the first hundred."""
-    return {name: f"{TEST_TRIALS:,} trials {hash_of(split, name, subset)}"
+def tests_of(split, n):
+    """Test set -> the number of its trials, with a hash of the first hundred, as text."""
+    return {name: f"{n:,} trials {hash_of(split, name, subset)}"
             for name, subset in data.SPLITS[split].items() if name != "train"}
 
 
 @functools.cache
-def hash_of(split, name, subset):  # subset: as above
+def hash_of(split, name, subset):  # subset: as in test_set
     some = b"".join(part.numpy().tobytes() for part in data.trials(split, name, 100))
     return hashlib.sha256(some).hexdigest()[:8]
 
@@ -206,8 +206,8 @@ def load(folder, device="cpu"):
         model.load_state_dict(saved["model"])
     except Exception as error:  # any failure here means that they do not fit
         raise UsageError(f"its weights do not fit today's models/{name}.py and data.py: was an "
-                         "operator added, or a setting changed?") from error
-    if files := changed(saved | config):  # recorded weights name their model's code
+                         f"operator added, or a setting changed? ({error!r:.80})") from error
+    if files := changed({"code": saved.get("code", {})} | config):  # recorded weights have it
         print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
     return model.to(device).eval(), config
 
@@ -227,13 +227,13 @@ def predict(function, trials, device):
 
 def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
-    result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split)}
-    quiet = n < 1000 or None  # None: where stderr is no terminal
+    result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split, n)}
+    quiet = True if n < 1000 else None  # None: where stderr is no terminal
     for name in tqdm(result["tests"], f"testing {split}", leave=False, disable=quiet):
         made, kinds, result["baselines"][name] = test_set(split, name, data.SPLITS[split][name], n)
         right = (predict(model, made, device).argmax(1) == made.answer).float()
         result["accuracy"][name] = right.mean().item()
-        result["kinds"][name] = {kind: right[i].mean().item() for kind, i in kinds.items()}
+        result["kinds"][name] = {kind: right[where].mean().item() for kind, where in kinds.items()}
     return result
 
 
@@ -243,9 +243,9 @@ def mistakes(model, config, n):
     """The first n trials that a model answers wrong, of the first 1,000 of the last test set."""
     made = data.trials(config["split"], hardest(config["split"])[1], 1000)
     says = predict(model, made, config["device"]).argmax(1)
-    wrong = [f"{data.show(trial)}\nThe model says: {data.ANSWERS[answer]}"
-             for trial, answer in zip(zip(*made), says) if trial[2] != answer]
-    return "\n\n".join(wrong[:n]) or "No mistake in 1,000."
+    wrong = (f"{data.show(trial)}\nThe model says: {data.ANSWERS[said]}"
+             for trial, said in zip(zip(*made), says) if trial[2] != said)
+    return "\n\n".join(itertools.islice(wrong, n)) or "No mistake in 1,000."
 
 
 def answering(model, kind):
@@ -266,7 +266,7 @@ def looks(model, trial, operator=0):
     found, said = [], []
     question, grid = keys_of(model, trial)
 
-    def look(module, inputs, _, name, row):
+    def record(module, inputs, _, name, row):
         weights = module.weights(*inputs)[0].mean(0)[row].tolist()
         keys = question if "instruction" in name else question + grid
         if "each_other" in name:
@@ -276,7 +276,7 @@ def looks(model, trial, operator=0):
 
     with contextlib.ExitStack() as hooks:
         for name, module, row in answering(model, "Attention"):
-            hook = functools.partial(look, name=name, row=operator if row == 0 else row)
+            hook = functools.partial(record, name=name, row=operator if row == 0 else row)
             hooks.enter_context(module.register_forward_hook(hook))
         hooks.enter_context(model.readout.register_forward_hook(lambda *call: said.append(call[2])))
         predict(model, trial, next(model.parameters()).device.type)
@@ -318,13 +318,16 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def baselines_of(runs):  # test set -> baseline -> accuracy; some runs have more test sets
-    return {name: found for _, result in runs for name, found in result["baselines"].items()}
+def baselines_of(runs):
+    """The test sets; baseline -> its accuracy on each, None where it has none."""
+    sets = {name: found for _, result in runs for name, found in result["baselines"].items()}
+    names = max(sets.values(), key=len)  # at depth 1, none is condition-blind
+    return [*sets], {name: [found.get(name) for found in sets.values()] for name in names}
 
 
 def identity(config, result):
     """The code, settings and test trials that seeds of one row share, as a set of (name, value)."""
-    names = "steps batch_size train_size optimizer lr decay schedule".split()
+    names = "steps batch_size train_size optimizer lr decay schedule".split()  # train.TRAINING
     settings = {name: config.get(name) for name in names} | config["model_args"]
     whole = config.get("code", {}) | settings | result["tests"]
     return frozenset((name, str(value)) for name, value in whole.items())
@@ -333,25 +336,21 @@ def identity(config, result):
 def rows_of(runs):
     """Label of a row -> its runs (config, result), one per seed: of copies, the first. Runs of one
     name that differ in more than the seed have rows of their own: the second one ends in #2."""
-    rows = {}
+    found = {}  # name -> identity -> seed -> run
     for config, result in runs:
-        label, number = f"{config['model']} ({config['settings']})", 1
-        while label in rows and identity(*rows[label][0]) != identity(config, result):
-            number += 1
-            label = f"{config['model']} ({config['settings']}) #{number}"
-        row = rows.setdefault(label, [])
-        if all(config["seed"] != other["seed"] for other, _ in row):
-            row.append((config, result))
-    return rows
+        alike = found.setdefault(f"{config['model']} ({config['settings']})", {})
+        seeds = alike.setdefault(identity(config, result), {})
+        seeds.setdefault(config["seed"], (config, result))
+    return {name if i == 1 else f"{name} #{i}": [*seeds.values()]
+            for name, alike in found.items() for i, seeds in enumerate(alike.values(), 1)}
 
 
 def notes(split, rows):
     """Sentences on rows that differ from the first of their name, or from what there is today."""
-    for label, runs in rows.items():
-        config, result = runs[0]
+    for label, [(config, result), *_] in rows.items():
         first = rows[label.partition(" #")[0]][0]
         other = {name for name, _ in identity(*first) ^ identity(config, result)}
-        tests = [name for name, test in tests_of(split).items()
+        tests = [name for name, test in tests_of(split, TEST_TRIALS).items()
                  if result["tests"].get(name) != test]
         if other:
             yield f"{label} differs from the first row of its name in {', '.join(sorted(other))}."
@@ -364,10 +363,8 @@ def notes(split, rows):
 def split_table(split, runs, per_operator=False):
     """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
     result) pairs of one split."""
-    baselines, rows = baselines_of(runs), rows_of(runs)
-    columns = list(baselines)
-    lines = [[name, *(percent([baselines[column].get(name)]) for column in columns)]
-             for name in max(baselines.values(), key=len)]
+    (columns, baselines), rows = baselines_of(runs), rows_of(runs)
+    lines = [[name, *(percent([share]) for share in shares)] for name, shares in baselines.items()]
     for label, seeds in rows.items():
         results = [result for _, result in seeds]
         label += f", {len(results)} seeds" if len(results) > 1 else ""
@@ -407,10 +404,9 @@ def plot(splits, path):
     with drawing(path, 11, 3.3 * len(splits)) as figure:
         axes = figure.subplots(len(splits), 2, squeeze=False)
         for (split, runs), (left, right) in zip(splits.items(), axes):
-            baselines = baselines_of(runs)
-            columns = list(baselines)
-            for name, style in zip(max(baselines.values(), key=len), (":", "--", "-.")):
-                shares = [baselines[column].get(name, math.nan) for column in columns]
+            columns, baselines = baselines_of(runs)
+            for (name, shares), style in zip(baselines.items(), (":", "--", "-.")):
+                shares = [math.nan if share is None else share for share in shares]
                 left.plot(columns, shares, color="0.6", linestyle=style, label=name)
             for i, (label, seeds) in enumerate(rows_of(runs).items()):
                 results, color = [result for _, result in seeds], f"C{i % 10}"
@@ -504,34 +500,6 @@ def between(low, high):
     return convert
 
 
-def evaluate(args):
-    """Does what the arguments of the command line ask for."""
-    found = [path for above in args.runs for path in sorted(above.rglob("config.json"))]
-    folders = list(dict.fromkeys(path.parent.resolve() for path in found))
-    if args.attention and folders:
-        return draw_attention(folders[0], args)
-    splits = {}
-    for folder in folders:
-        try:
-            config = config_of(folder)
-            if not (folder / "result.json").exists():
-                raise UsageError("it is unfinished (log.csv says how far it is)")
-            result = read(folder / "result.json")
-            if args.show:
-                wrong = mistakes(*load(folder, devices()[-1]), args.show)
-                print(f"\n{folder}\n\n{wrong}")
-            splits.setdefault(config["split"], []).append((config, result))
-        except UsageError as error:
-            print(f"left out: {folder}: {error}", file=sys.stderr)
-    if not splits:
-        raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
-                         + ": train one with train.py" * (not found))
-    for split, runs in splits.items():
-        print("\n" + split_table(split, runs, args.per_operator))
-    if args.plot:
-        plot(splits, args.plot)
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
         description="Evaluate trained models: one table per split.", usage=argparse.SUPPRESS)
@@ -551,7 +519,30 @@ def main(argv=None):
         "LoopTfmr, all operators answer (default: 0, the root)")
     args = parser.parse_args(argv)
     with data.ending(parser):
-        evaluate(args)
+        found = [path for above in args.runs for path in sorted(above.rglob("config.json"))]
+        folders = list(dict.fromkeys(path.parent.resolve() for path in found))
+        if args.attention and folders:
+            return draw_attention(folders[0], args)
+        splits = {}
+        for folder in folders:
+            try:
+                config = config_of(folder)
+                if not (folder / "result.json").exists():
+                    raise UsageError("it is unfinished (log.csv says how far it is)")
+                result = read(folder / "result.json")
+                if args.show:
+                    wrong = mistakes(*load(folder, devices()[-1]), args.show)
+                    print(f"\n{folder}\n\n{wrong}")
+                splits.setdefault(config["split"], []).append((config, result))
+            except UsageError as error:
+                print(f"left out: {folder}: {error}", file=sys.stderr)
+        if not splits:
+            raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
+                             + ": train one with train.py" * (not found))
+        for split, runs in splits.items():
+            print("\n" + split_table(split, runs, args.per_operator))
+        if args.plot:
+            plot(splits, args.plot)
 
 
 if __name__ == "__main__":

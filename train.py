@@ -45,7 +45,7 @@ LOG_TRIALS = 300  # per test set, on the way
 # ---- training -----------------------------------------------------------------------------------
 
 def learn(model, optimizers, batch, share, device):
-    """A training step, at a share of the peak rate. Loss and accuracy, as a tensor (2,)."""
+    """Makes a training step, at a share of the peak rate. Returns loss and accuracy, (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
     loss = torch.nn.functional.cross_entropy(logits, answer)
@@ -74,7 +74,7 @@ def fit(model, optimizers, config, folder, workers):
               desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
         for step, batch in enumerate(batches, done + 1):
             share = rate(step - 1, steps, config["schedule"])
-            recent = recent + learn(model, optimizers, batch, share, config["device"])
+            recent += learn(model, optimizers, batch, share, config["device"])
             bar.update(size)
             due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: soon a checkpoint
             if due or step % 10 == 0:  # reading a number waits for the GPU
@@ -85,12 +85,15 @@ def fit(model, optimizers, config, folder, workers):
             if due:
                 rows.append(report(config, model, step, loss, accuracy,
                                    time.perf_counter() - began))
-                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split]  # an accuracy
+                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split]  # also "train"
                          else f"{key} {value}" for key, value in rows[-1].items())
                 bar.write("  ".join(shown), file=sys.stderr)
                 save(config, folder, rows, model, optimizers)
                 recent, since = 0, step
-    finish(config, folder, model, rows)
+    result = score(model.eval(), split, evaluation.TEST_TRIALS, config["device"])
+    result |= {"trials": steps * size, "seconds": rows[-1]["seconds"],
+               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
+    write(folder / "result.json", json.dumps(result, indent=1).encode())
 
 
 def rate(step, steps, schedule):
@@ -110,22 +113,14 @@ def report(config, model, step, loss, accuracy, seconds):
             **{key: round(value, 4) for key, value in row.items()}, "seconds": round(seconds, 3)}
 
 
-def finish(config, folder, model, rows):
-    """Measures a trained model, and writes result.json."""
-    result = score(model.eval(), config["split"], evaluation.TEST_TRIALS, config["device"])
-    result |= {"trials": config["steps"] * config["batch_size"], "seconds": rows[-1]["seconds"],
-               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
-    write(folder / "result.json", json.dumps(result, indent=1).encode())
-
-
 # ---- the optimizers -----------------------------------------------------------------------------
 
 def make_optimizers(model, name, lr, decay):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest. Weight decay is for matrices, or for all."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)
-               and module is not model.readout and module.weight.requires_grad]
-    hidden = dict.fromkeys(module.weight for module in linears if name == "muon")  # each once
+    linears = [module for module in model.modules()
+               if isinstance(module, torch.nn.Linear) and module is not model.readout]
+    hidden = dict.fromkeys(module.weight for module in linears) if name == "muon" else {}
     others = [p for p in model.parameters() if p not in hidden]
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
@@ -140,10 +135,8 @@ class Muon(torch.optim.Optimizer):
     does, but in float32, which every CPU has units for, and with matrices of one shape stacked."""
 
     def __init__(self, matrices, peak):
-        shapes = {}
-        for matrix in matrices:
-            shapes.setdefault(matrix.shape, []).append(matrix)
-        groups = [{"params": same} for same in shapes.values()]
+        shapes = dict.fromkeys(matrix.shape for matrix in matrices)
+        groups = [{"params": [m for m in matrices if m.shape == shape]} for shape in shapes]
         super().__init__(groups, {"lr": peak, "peak": peak})
 
     @torch.no_grad()
@@ -155,11 +148,11 @@ class Muon(torch.optim.Optimizer):
             state = self.state[matrices[0]]
             momentum = state.setdefault("momentum", torch.zeros_like(gradient))
             momentum.lerp_(gradient, 1 - MOMENTUM)
-            steps = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
+            updates = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
             scale = max(1, gradient.shape[1] / gradient.shape[2]) ** 0.5
-            for matrix, step in zip(matrices, steps):
+            for matrix, update in zip(matrices, updates):
                 if matrix.grad is not None:
-                    matrix.mul_(1 - lr * DECAY).sub_(step, alpha=lr * scale)
+                    matrix.mul_(1 - lr * DECAY).sub_(update, alpha=lr * scale)
 
 
 def orthogonal(x):  # (matrices, rows, columns)
@@ -176,25 +169,20 @@ def orthogonal(x):  # (matrices, rows, columns)
 
 # ---- what to run --------------------------------------------------------------------------------
 
-ORDER = "dim", "layers", "heads", *TRAINING  # in names of settings; then others by name
-
-
 def general_parser():
-    """The flags that all models share, but for TRAINING."""
+    """The flags that say what to run, and where."""
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("what to run").add_argument
-    add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()],
-        help="which architectures (default: sstfmr)")
+    add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()], help="which ones")
     add("--split", nargs="+", default=["productive"], choices=["all", *data.SPLITS],
-        help="which splits; all: those without _release (default: productive)")
+        help="which ones; all: those without _release")
     add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
-        help="of the weights and the training trials (default: 0)")
-    add("--out", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+        help="of the weights and the training trials")
+    add("--out", type=Path, default=Path("runs"), help="where run folders go")
     add = parser.add_argument_group("the machine").add_argument
-    add("--device", choices=devices(), default=devices()[-1],
-        help="where to compute (default: %(default)s)")
+    add("--device", choices=devices(), default=devices()[-1], help="where to compute")
     add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
-        help="processes that draw trials (default: 4 beside a GPU, else 0)")
+        help="processes that draw trials, 4 beside a GPU")
     return parser
 
 
@@ -204,81 +192,70 @@ def parser_of(model):
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
         f"models/{model}.py: TRAINING", parents=[general_parser()], usage=argparse.SUPPRESS,
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
-        allow_abbrev=False)
+        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, whole = parser.add_argument_group("training").add_argument, between(1, 10 ** 9)
-    add("--steps", type=whole, help="batches to train on (default: %(default)s)")
-    add("--batch-size", type=whole, help="trials per batch (default: %(default)s)")
-    add("--train-size", type=whole, help="so many trials, again and again (default: all are new)")
-    add("--optimizer", choices=["muon", "adamw"],
-        help="muon for matrices, adamw for the rest; or adamw (default: %(default)s)")
-    add("--lr", type=between(1e-30, 1e30),
-        help="AdamW's peak, and a third of Muon's (default: %(default)s)")
-    add("--decay", choices=["matrices", "all"], help="which weights decay (default: %(default)s)")
-    add("--schedule", choices=["cosine", "constant"],
-        help="how the rate falls (default: %(default)s)")
+    add("--steps", type=whole, help="batches to train on")
+    add("--batch-size", type=whole, help="trials per batch")
+    add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
+    add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
+    add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
+    add("--decay", choices=["matrices", "all"], help="which weights decay")
+    add("--schedule", choices=["cosine", "constant"], help="how the rate falls")
     parser.set_defaults(**TRAINING)
-    own = getattr(module_of(model), "TRAINING", {})
+    own = getattr(module_of(model), "TRAINING", {})  # parsed as if typed, so that it is checked
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
     parser.set_defaults(**vars(parser.parse_args(flags)))
     parser.prog = f"train.py --model {model}"
-    group = parser.add_argument_group("the model, as its file explains")
-    for name, parameter in parameters_of(model).items():
+    add = parser.add_argument_group("the model, as its file explains").add_argument
+    for name, parameter in inspect.signature(module_of(model).Model).parameters.items():
         try:
-            group.add_argument(f"--{name.replace('_', '-')}", default=parameter.default,
-                               help="(default: %(default)s)", **options_of(parameter))
+            add(f"--{name.replace('_', '-')}", default=parameter.default,
+                help="(default: %(default)s)", **options_of(parameter))
         except argparse.ArgumentError as error:  # a name that is taken
             parser.error(str(error))
     return parser
 
 
-def parameters_of(model):  # name -> parameter, of a model's constructor
-    return inspect.signature(module_of(model).Model).parameters
-
-
 def options_of(parameter):
     """What argparse must know of a constructor's argument, by its Literal or its default."""
-    default, annotation = parameter.default, parameter.annotation
+    default, kind = parameter.default, type(parameter.default)
     if default in (parameter.empty, None):
         raise UsageError(f"Model needs a default for {parameter.name}, other than None")
-    if typing.get_origin(annotation) is typing.Literal:
-        return {"choices": typing.get_args(annotation), "type": type(default)}
-    if isinstance(default, bool):
+    if typing.get_origin(parameter.annotation) is typing.Literal:
+        return {"choices": typing.get_args(parameter.annotation), "type": kind}
+    if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if isinstance(default, int):
-        return {"type": between(min(1, default), 10 ** 9)}
-    return {"type": type(default)}
-
-
-def several(values, everything):
-    """Each value once; "all" stands for everything."""
-    return list(everything) if "all" in values else list(dict.fromkeys(values))
+    return {"type": between(min(1, default), 10 ** 9) if kind is int else kind}
 
 
 def configurations(argv=None):
     """One resolved configuration per run. UsageError for what cannot be run."""
     args, _ = general_parser().parse_known_args(argv)
-    splits = several(args.split, (name for name in data.SPLITS if not name.endswith("_release")))
-    parsers = {model: parser_of(model) for model in several(args.model, available())}
-    values = {model: vars(parser.parse_args(argv)) for model, parser in parsers.items()}
-    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
-        arguments, training = ({name: values[model][name] for name in names}
-                               for names in (parameters_of(model), TRAINING))
-        whole = arguments | training
-        changed = {name for name in whole if whole[name] != parsers[model].get_default(name)}
-        order = [*(name for name in ORDER if name in changed), *sorted(changed - {*ORDER})]
-        settings = "-".join(f"{name}{whole[name]}" for name in order)
+    splits = [name for name in data.SPLITS if not name.endswith("_release")]
+    splits = splits if "all" in args.split else args.split
+    models = available() if "all" in args.model else args.model
+    codes = {model: code_of(model) for model in models}
+    for split, model, seed in itertools.product(splits, codes, dict.fromkeys(args.seed)):
+        parser = parser_of(model)
+        values = vars(parser.parse_args(argv))
+        arguments = {name: values[name] for name in values if name not in vars(args) | TRAINING}
+        names = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
+        settings = "-".join(f"{name}{values[name]}" for name in names
+                            if values.get(name) != parser.get_default(name))
         yield {"split": split, "model": model, "seed": seed,
                "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings) or "default",
-               "model_args": arguments, **training, "device": args.device, "code": code_of(model)}
+               "model_args": arguments, **{name: values[name] for name in TRAINING},
+               "device": args.device, "code": codes[model]}
 
 
 def build(config):
     """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
     the model refuses its arguments, or gives another shape for two trials than it should."""
     split, seed = config["split"], config["seed"]
-    for depth in data.Batches(split, config["batch_size"], 0, config["train_size"]).subset.depths:
-        data.trials(split, "train", 1, depth=depth)  # raises where there are none
-    evaluation.tests_of(split)  # likewise
+    data.Batches(split, config["batch_size"], seed, config["train_size"])  # raises if it cannot be
+    for depth in data.SPLITS[split]["train"].depths:
+        data.trials(split, "train", 1, depth=depth)  # likewise
+    evaluation.tests_of(split, 1)  # likewise
     if not evaluation.in_distribution(split):
         raise UsageError(f"{split} needs a test set drawn like its training trials")
     torch.manual_seed(seed)
@@ -384,7 +361,7 @@ def main(argv=None):
     parser = general_parser()
     with data.ending(parser):
         args, _ = parser.parse_known_args(argv)  # configurations parses the rest
-        runs, failed, done = {}, [], {}
+        runs, failed = {}, []
         for config in configurations(argv):
             parts = config["split"], config["model"], config["settings"], f"seed{config['seed']}"
             runs[args.out.joinpath(*parts)] = config
@@ -402,12 +379,10 @@ def main(argv=None):
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
                 failed.append(folder)
-        for folder, config in runs.items():  # also what another process has finished
-            path = folder / "result.json"
-            if folder not in failed and path.exists():
-                done.setdefault(config["split"], []).append((config, read(path)))
-        for split, results in done.items():
-            print(f"\n{evaluation.split_table(split, results)}")
+        finished = [str(folder) for folder in runs  # also what another process has finished
+                    if folder not in failed and (folder / "result.json").exists()]
+        if finished:
+            evaluation.main(finished)
         if failed:
             names = ", ".join(map(str, failed))
             parser.exit(2, f"Failed: {names}\n" if len(runs) > 1 else "")
