@@ -3,6 +3,7 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import eval as evaluation  # noqa: E402
@@ -10,6 +11,7 @@ import train  # noqa: E402
 
 evaluation.TEST_TRIALS = train.LOG_TRIALS = 50
 train.REPORT_EVERY = 3
+torch.set_num_threads(1)  # faster for small models, above all beside other jobs
 
 
 def pytest_addoption(parser):

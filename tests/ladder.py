@@ -90,7 +90,7 @@ def ladder(figure, folder):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Print and draw the ladder.", usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description="Print the ladder.", usage=argparse.SUPPRESS)
     parser.add_argument("folder", type=Path, help="above productive/, with the runs of all rungs")
     parser.add_argument("picture", nargs="?", help="a file to draw, such as ladder.png")
     args = parser.parse_args(argv)

@@ -3,11 +3,12 @@
     python tests/mutants.py --only looptfmr --n 20     # some minutes
 
 A mutant reverses a comparison, swaps two operations, changes a number or a truth value, or drops a
-`not` or a statement. One that lives is a gap in the tests, or changes nothing that counts, such as
-the text of an error.
+`not` or a call. One that lives is a gap in the tests, or changes nothing that counts, such as the
+text of an error.
 """
 import argparse
 import ast
+import itertools
 import random
 import re
 import shutil
@@ -30,37 +31,33 @@ PAIRS = [(ast.Eq, ast.NotEq), (ast.Lt, ast.GtE), (ast.Gt, ast.LtE), (ast.In, ast
 SWAPS = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 
 
-def changed(node):
-    """What may stand in a node's place, as code; None where nothing is changed."""
-    if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPS:
+def breaks(node):
+    """Breaks a part of the code, if that is of such a kind. Says whether it is."""
+    if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPS:
         node.op = SWAPS[type(node.op)]()
     elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
         node.ops[0] = SWAPS[type(node.ops[0])]()
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        node = node.operand
+        node.operand = ast.UnaryOp(ast.Not(), node.operand)
     elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         node.value = not node.value if isinstance(node.value, bool) else node.value + 1
-    elif isinstance(node, ast.AugAssign) or isinstance(node, ast.Expr) and isinstance(
-            node.value, ast.Call):
-        return "pass"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        node.value = ast.Constant(None)
     else:
-        return None
-    return f"({ast.unparse(node)})"
+        return False
+    return True
 
 
 def mutants(source):
-    """All mutants of a file: (line number, code there, code instead, the file with it)."""
-    lines, tree = source.splitlines(keepends=True), ast.parse(source)
-    starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
-    texts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
-             for part in ast.walk(node)}  # before Python 3.12, these have no places
-    for node in ast.walk(tree):
-        old = ast.get_source_segment(source, node) if id(node) not in texts else None
-        new = changed(node) if old else None
-        if new:
-            line = lines[node.lineno - 1].encode()[:node.col_offset].decode()
-            start = starts[node.lineno - 1] + len(line)
-            yield node.lineno, old, new, source[:start] + new + source[start + len(old):]
+    """A file's mutants in random order: (line number, code there, code instead, the file)."""
+    numbers = list(range(len(list(ast.walk(ast.parse(source))))))
+    random.Random(0).shuffle(numbers)
+    for number in numbers:
+        tree = ast.parse(source)
+        node = list(ast.walk(tree))[number]
+        old = ast.unparse(node) if isinstance(node, (ast.expr, ast.stmt)) else ""
+        if old and breaks(node):
+            yield node.lineno, old, ast.unparse(node), ast.unparse(tree)
 
 
 def copy(folder, changes=()):
@@ -91,8 +88,7 @@ def main(argv=None):
     args, alive = parser.parse_args(argv), 0
     for file in (file for file in TESTS if args.only in file):
         source = (ROOT / file).read_text(encoding="utf-8")
-        found = list(mutants(source))
-        found = random.Random(0).sample(found, min(args.n, len(found)))
+        found = itertools.islice(mutants(source), args.n)
         for line, old, new, text in [(0, "", "", source), *found]:  # first without a mutant
             with tempfile.TemporaryDirectory() as folder:
                 copy(Path(folder), [(file, source, text)])

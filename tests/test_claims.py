@@ -25,14 +25,15 @@ def fake(name, accuracies, split="distractor", learned=1.0, **changes):
               "batch_size": 1, "model_args": {"dim": 512}}
     result = {"kinds": {}, "tests": {}, "log": [], "alignment": like(0),
               "baselines": {test: {"chance": 0.35, "condition-blind": 0.45} for test in tests}}
+    for key, value in changes.items():
+        of_result = key in ("alignment", "decoded", "untrained", "tests")
+        (result if of_result else config)[key] = value
     shares = learned if isinstance(learned, list) else [learned] * len(accuracies)
-    return [(config | {"seed": seed} | {key: changes[key] for key in changes if key not in KEYS},
-             result | {"accuracy": dict.fromkeys(tests, value) | {near: share}}
-             | {key: changes[key] for key in changes if key in KEYS})
+    return [(config | {"seed": seed},
+             result | {"accuracy": dict.fromkeys(tests, value) | {near: share}})
             for seed, (value, share) in enumerate(zip(accuracies, shares))]
 
 
-KEYS = "alignment", "decoded", "untrained", "tests"  # of a result, not of a config
 HIGH, LOW, EQUAL = [0.98, 0.99, 0.985], [0.5, 0.51, 0.52], [0.985, 0.98, 0.99]
 CROSS = fake("crossattn[firstread]", HIGH) + fake("perceiver", HIGH)
 

@@ -13,7 +13,7 @@ import bench
 import data
 import train
 from bench import COMPACT
-from models import available, gru, looptfmr, module_of, sstfmr
+from models import available, gru, looptfmr, module_of
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
 SHIPPED = [*COMPACT, "authors", "gru", "mlp", "rnn"]
@@ -143,17 +143,6 @@ def test_attention_and_block_equal_torch():
     near(block(x[:, 5:], x, mask[:, None, None]), layer(x, src_key_padding_mask=mask)[:, 5:])
 
 
-@each("name", ["crossattn", "dstfmr", "papertfmr", "sstfmr"])
-@each("read, token", [("root", 0), ("eos", -1)])
-def test_read_says_which_token_is_read(name, read, token):
-    model, seen = make(name, layers=1, read=read), []
-    block, = getattr(model, "encode_instruction", model).blocks
-    block.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
-    model(*BATCH[:2])
-    query, context, _ = seen
-    assert query.equal(context[:, [token]])
-
-
 @each("name", [name for name in COMPACT if name != "papertfmr"])
 def test_absent_second_selectors_are_not_seen(name):
     """What marks second selectors changes nothing at depth 1, where all are absent."""
@@ -162,29 +151,6 @@ def test_absent_second_selectors_are_not_seen(name):
         before = model(instruction, stimulus)
         next(p for key, p in model.named_parameters() if key.endswith(".second")).data.mul_(-1)
         assert model(instruction, stimulus).equal(before) == same
-
-
-def test_positions_have_wavelengths_from_2_5_to_64_tokens():
-    place = sstfmr.sinusoids(65, 16)
-    near(place[[0, 0], [0, 8]], place[[5, 5], [0, 8]])
-    near(place[[0, 0], [7, 15]], place[[64, 64], [7, 15]])
-
-
-@each("name, first, asked", [
-    ("crossattn", "ask", "look 9, encode_instruction 9"),
-    ("crossattn", "read", "encode_instruction 9, look 1"),
-    ("perceiver", "ask", "ask_stimulus 9, encode_instruction 9, ask_instruction 10, "
-     "ask_each_other 1"),
-    ("perceiver", "read", "encode_instruction 9, ask_instruction 10, ask_each_other 10, "
-     "ask_stimulus 10, ask_each_other 1")])
-def test_tokens_or_latents_ask_in_order(name, first, asked):
-    model, queries = make(name, first=first), []
-    for key, part in model.named_children():
-        if key.startswith(("look", "ask", "encode_i")):
-            part.register_forward_pre_hook(
-                lambda _, inputs, key=key: queries.append(f"{key} {inputs[0].shape[1]}"))
-    model(*BATCH[:2])
-    assert ", ".join(queries) == asked
 
 
 def test_relations_of_looptfmr_by_hand():
@@ -224,15 +190,6 @@ def test_looptfmr_hands_up_the_answers_alone(changes, same):
     other = torch.cat([inner, leaves.roll(1, 0)], 1)  # the leaves of other trials
     x, y = (model.features(tokens, BATCH.stimulus) for tokens in (other, BATCH.instruction))
     assert torch.allclose(x, y, atol=1e-5) == same
-
-
-@each("name", COMPACT)
-def test_weights_start_with_variance_1_over_fan_in_and_embeddings_with_1(name):
-    for key, module in make(name, 0, dim=64).named_modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            share = 0.3 if key.endswith("query") else 1
-            expected = share * getattr(module, "in_features", 1) ** -0.5
-            assert 0.8 < module.weight.std() / expected < 1.2, key
 
 
 def test_classes_of_the_same_name_are_copies():

@@ -3,7 +3,6 @@ import io
 import os
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -84,20 +83,9 @@ def test_export_writes_the_trials_that_are_shown(tmp_path, capsys):
     written = np.load(tmp_path / "mine.npz")
     assert all(np.array_equal(written[name], part) for name, part in made._asdict().items())
     assert written["operators"].tolist() == [*data.OPERATORS]
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, capsys, monkeypatch):
-    path = tmp_path / "mine.npz"
-    for name, text in (path, "old"), (str(path), "new"):
-        with data.replacing(name) as temporary:
-            temporary.write_text(text)
-            assert temporary.parent == tmp_path and temporary.suffix == ".npz"
-        assert path.read_text() == text
-    monkeypatch.setattr(np, "savez_compressed", Mock(side_effect=OSError("the disk is full")))
-    with pytest.raises(SystemExit, match="^2$"):
-        data.main(["--export", str(path)])
-    assert "the disk is full" in capsys.readouterr().err
-    assert path.read_text() == "new" and [*tmp_path.iterdir()] == [path]
+    with data.replacing(tmp_path / "mine.npz") as temporary:  # on the same disk
+        assert temporary.parent == tmp_path and temporary.suffix == ".npz"
+        temporary.touch()
 
 
 def test_trials_of_a_split_without_test_sets_are_shown_in_a_notebook(monkeypatch):
@@ -105,13 +93,6 @@ def test_trials_of_a_split_without_test_sets_are_shown_in_a_notebook(monkeypatch
     monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset()})
     data.main(["--split", "mine", "--n", "2"])
     assert sys.stdout.getvalue().count("Answer: ") == 2
-
-
-def test_ctrl_c_exits_with_130(monkeypatch):
-    monkeypatch.setattr(data, "draw", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises((SystemExit, KeyboardInterrupt)) as end:
-        data.main([])
-    assert end.type is SystemExit and end.value.code == 130
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")

@@ -98,17 +98,10 @@ def test_the_notebook_lines_run(recorded, capsys, block):
 
 
 def test_the_picture_is_of_the_trial_that_its_command_prints():
-    instruction, stimulus, answer = next(zip(*data.trials("productive", "depth3", 1)))
+    *tokens, answer = next(zip(*data.trials("productive", "depth3", 1)))
     svg = (ROOT / ".github" / "trial.svg").read_text()
-    solved = data.evaluate(instruction, stimulus)
-    asked = [cell for i in data.descend(solved) for cells in solved[i].found for cell in cells]
-    for (row, column), (shape, color) in zip(data.CELLS, stimulus.tolist()):
-        looks = f'object {data.COLOR_NAMES[color - 1]}">{data.LETTERS[shape - 1]}<'
-        drawn = f'x="{34 * column + 17}" y="{34 * row + 25}" class="{looks}'
-        dashed = f'<rect x="{34 * column + 2}" y="{34 * row + 2}" width="30"'
-        assert (drawn in svg) == (shape > 0) and (dashed in svg) == ((row, column) in asked)
     words = " ".join(re.findall(r">([^<>]+)</text>", svg))
-    questions = re.findall(r": (.*)", data.describe(solved))
+    questions = re.findall(r": (.*)", data.describe(data.evaluate(*tokens)))
     assert all(text in words for text in [*questions, data.ANSWERS[answer]])
 
 

@@ -1,13 +1,11 @@
 """Training from the command line: configurations, a run's files, interruptions, what goes wrong."""
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Literal
 from unittest.mock import DEFAULT, Mock
@@ -96,8 +94,7 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
 
 @pytest.mark.parametrize("own, says", [
     ({"optimizer": "sgd"}, "argument --optimizer: invalid choice: 'sgd'"),
-    ({"optimiser": "muon"}, "unrecognized arguments: --optimiser=muon"),
-    ({"lr": -1}, "argument --lr: must be a number from 1e-30 to 1e+30, not -1")])
+    ({"optimiser": "muon"}, "unrecognized arguments: --optimiser=muon")])
 def test_what_a_model_file_says_of_training_is_checked(monkeypatch, capsys, own, says):
     monkeypatch.setattr(module_of("rnn"), "TRAINING", own)
     line, = refusal(capsys, train, "--model", "rnn")
@@ -173,18 +170,18 @@ def test_rates_and_optimizers(trained):
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], SSTFMR(dim=16, layers=1)
     last = [state["param_groups"][0]["lr"] / train.rate(5, 6, "cosine") for state in states]
     assert last == pytest.approx([1e-3, 3e-3])
+    names = {parameter: name for name, parameter in model.named_parameters()}
     adamw, muon = train.make_optimizers(model, "muon", 1, "matrices")
-    every, = train.make_optimizers(model, "adamw", 1, "all")
-
-    def ids(*groups):
-        return {id(parameter) for group in groups for parameter in group["params"]}
-    of_muon, (decayed, vectors) = ids(*muon.param_groups), adamw.param_groups
-    assert of_muon | ids(decayed, vectors) == ids(*every.param_groups) == ids(
-        {"params": model.parameters()}) and not of_muon & ids(decayed, vectors)
-    assert id(model.blocks[0].attention.key.weight) in of_muon
-    assert {id(model.readout.weight), id(model.stimulus.cell.weight)} < ids(decayed)
-    assert id(model.readout.bias) in ids(vectors) and vectors["weight_decay"] == 0
-    assert every.param_groups[0]["weight_decay"] == decayed["weight_decay"] == train.DECAY
+    decayed, vectors, *hidden = ([names[parameter] for parameter in group["params"]]
+                                 for group in [*adamw.param_groups, *muon.param_groups])
+    assert sorted(decayed + vectors + sum(hidden, [])) == sorted(names.values())
+    matrices = [name for name, p in model.blocks.named_parameters("blocks") if p.dim() > 1]
+    assert sorted(sum(hidden, [])) == sorted(matrices)
+    assert {"readout.weight", "stimulus.cell.weight"} < {*decayed} and "readout.bias" in vectors
+    every, _ = train.make_optimizers(model, "adamw", 1, "all")[0].param_groups
+    assert len(every["params"]) == len(names)
+    decays = [group["weight_decay"] for group in (*adamw.param_groups, every)]
+    assert decays == [train.DECAY, 0, train.DECAY]
 
 
 def test_muon_computes_what_that_of_torch_does():
@@ -204,9 +201,7 @@ def test_muon_computes_what_that_of_torch_does():
             optimizer.step()
     for a, b, old in zip(ours, theirs, before):
         assert (a - b).norm() < 0.02 * (a - old).norm() * 5
-        assert (spare == 1).all()
-        values = torch.linalg.svdvals(train.orthogonal(a.grad[None])[0])
-        assert values.min() > 0.5 and values.max() < 1.3
+    assert (spare == 1).all()
 
 
 def test_gradients_and_dropout_are_for_training_alone(tmp_path):
@@ -217,46 +212,33 @@ def test_gradients_and_dropout_are_for_training_alone(tmp_path):
     assert modes == {(True, True), (False, False)}
 
 
-class Student(torch.nn.Module):  # counts in integers, and has its state in float32
-    def __init__(self, dim=8):
-        super().__init__()
-        self.table, self.readout = torch.nn.Linear(10, dim), torch.nn.Linear(dim, data.CLASSES)
+def spoil(monkeypatch, method, change):  # what a student's model might do to tokens or outputs
+    right = getattr(SSTFMR, method)
 
-    def features(self, instruction, stimulus):
-        stimulus.zero_()  # spoils its own copy alone
-        state = torch.zeros(len(instruction), self.table.out_features)
-        return state + self.table(torch.nn.functional.one_hot(instruction[:, 0, 0], 10).float())
-
-    def forward(self, instruction, stimulus):
-        return self.readout(self.features(instruction, stimulus))
+    def wrong(self, instruction, stimulus):
+        output = change(self, right(self, instruction, stimulus))
+        stimulus.zero_()
+        return output
+    monkeypatch.setattr(SSTFMR, method, wrong)
 
 
-def test_a_model_of_a_student_trains_and_cannot_spoil_a_test_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(module_of("rnn"), "Model", Student)
-    train.main([*TINY[:2], "--model", "rnn", "--steps", "2", "--out", str(tmp_path)])
+def test_a_model_cannot_spoil_a_test_set(tmp_path, monkeypatch):
+    spoil(monkeypatch, "features", lambda model, x: x)
+    run(tmp_path)
     iid = data.SPLITS["systematic1"]["iid"]
     assert evaluation.test_set("systematic1", "iid", iid, 50)[0].stimulus.any()
 
 
-WRONG_MODELS = [  # what becomes of logits or features; in training alone; what is said
-    ("features", lambda x: x[:, None], False, r"features gives \(2, 1, 8\) for two trials, not"),
-    ("forward", lambda x: x[:, :8], False, r"forward gives \(2, 8\) for two trials, not"),
-    ("forward", lambda x: x / (x > 0), False, "the outputs of the model are not finite"),
-    ("forward", lambda x: x / 0, True, "the loss is nan at step 3: try a lower --lr")]
-
-
-@pytest.mark.parametrize("method, spoil, training, says", WRONG_MODELS)
-def test_what_a_model_does_wrong_names_the_run(tmp_path, capsys, monkeypatch, method, spoil,
-                                               training, says):
-    right = getattr(Student, method)
-
-    def wrong(self, *trials):
-        output = right(self, *trials)
-        return spoil(output) if self.training or not training else output
-    monkeypatch.setattr(Student, method, wrong)
-    monkeypatch.setattr(module_of("rnn"), "Model", Student)
-    line, = refusal(capsys, train, *TINY[:2], "--model", "rnn", "--steps", "12", "--out", tmp_path)
-    assert re.search(f"error: .*rnn.steps12.seed0: .*{says}", line)
+@pytest.mark.parametrize("method, change, says", [
+    ("features", lambda model, x: x[:, None], r"features gives \(2, 1, 16\) for two trials, not"),
+    ("forward", lambda model, x: x[:, :8], r"forward gives \(2, 8\) for two trials, not"),
+    ("forward", lambda model, x: x / 0, "the outputs of the model are not finite"),
+    ("forward", lambda model, x: x / 0 if model.training else x,
+     "the loss is nan at step 3: try a lower --lr")])
+def test_what_a_model_does_wrong_names_the_run(tmp_path, capsys, monkeypatch, method, change, says):
+    spoil(monkeypatch, method, change)
+    line, = refusal(capsys, train, *TINY, "--out", tmp_path)
+    assert re.search(f"error: .*sstfmr.dim16-.*seed0: .*{says}", line)
 
 
 @pytest.mark.parametrize("error, says", [
@@ -303,30 +285,19 @@ def with_code(_):  # a checkpoint that would run code: more than tensors and num
     return buffer.getvalue()
 
 
-OTHERS = [  # a file, and what becomes of its content
-    ("config.json", {"lr": 0.5}, r"another run stands there \(lr is 0.5 there, 0.001 here\): "),
-    ("config.json", "{}", r"config.json is missing or damaged: KeyError\('split'\)"),
-    ("checkpoint.pt", lambda content: content[:99], "checkpoint.pt is damaged$"),
-    ("checkpoint.pt", with_code, "checkpoint.pt is damaged$"),
-    ("checkpoint.pt", flip, "checkpoint.pt is damaged$")]
-
-
-@pytest.mark.parametrize("file, content, says", OTHERS)
-def test_another_run_is_left_alone(finished, capsys, file, content, says):
+@pytest.mark.parametrize("file, content, gone, says", [
+    *(("config.json", {"lr": 0.5}, gone, "another run .* .lr is 0.5 there, 0.001 here.: choose an")
+      for gone in ("lock", "result.json")),  # a finished run, and an unfinished one
+    ("config.json", "{}", "lock", r"config.json is missing or damaged: KeyError\('split'\)"),
+    ("result.json", "{", "lock", "result.json is missing or damaged"),
+    *(("checkpoint.pt", damage, "result.json", "checkpoint.pt is damaged$")
+      for damage in ("", with_code, flip))])
+def test_another_or_a_damaged_run_is_left_alone(finished, capsys, file, content, gone, says):
     change(finished / file, content)
-    for gone in ("lock", "result.json")[file == "checkpoint.pt":]:  # finished, then unfinished
-        change(finished / gone, None)
-        before = contents(finished) | {"lock": b""}
-        line, = refusal(capsys, train, *TINY, "--out", finished.parents[3])
-        assert re.search(says, line) and contents(finished) == before
-
-
-def test_a_damaged_result_hides_no_other(finished, capsys):
-    change(finished / "result.json", "{")
-    with pytest.raises(SystemExit, match="^2$"):
-        run(finished.parents[3], "--seed", "0", "1")
-    out, err = capsys.readouterr()
-    assert "seed0: " in err and "result.json is missing or damaged" in err and "| sstfmr (" in out
+    change(finished / gone, None)
+    before = contents(finished) | {"lock": b""}
+    line, = refusal(capsys, train, *TINY, "--out", finished.parents[3])
+    assert re.search(says, line) and contents(finished) == before
 
 
 def test_the_same_command_shares_the_runs(tmp_path, capsys, monkeypatch):
@@ -346,18 +317,6 @@ def test_the_same_command_shares_the_runs(tmp_path, capsys, monkeypatch):
     assert "2 seeds" in capsys.readouterr().out and out.count("seed1\n") == 1
     monkeypatch.setattr(sys.modules["fcntl"], "lockf", Mock(side_effect=OSError("No locks")))
     run(tmp_path, "--seed", "2")  # as on some file systems
-
-
-def test_a_worker_that_outlives_a_killed_run_keeps_no_lock(tmp_path):
-    pytest.importorskip("fcntl")
-    with open(tmp_path / "lock", "ab") as file:
-        assert train.lock(file)
-        worker = multiprocessing.get_context("fork").Process(
-            target=time.sleep, args=(60,), daemon=True)
-        worker.start()
-    process = elsewhere("sys.exit(not t.train.lock(open(sys.argv[1], 'ab')))", tmp_path / "lock")
-    assert process.wait() == 0 and worker.is_alive()
-    worker.kill()
 
 
 def dropping(model, *tokens):  # SSTfmr's forward, with dropout

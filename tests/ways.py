@@ -60,7 +60,7 @@ def branch_rule(model):
     instruction, stimulus, _ = data.trials("productive", "depth5", TRIALS)
     trees = list(map(data.evaluate, instruction, stimulus))
     asks = torch.tensor([tree[data.descend(tree)[1]].answer for tree in trees])
-    return percent([(answers(model, instruction, stimulus)[-1] == asks).float().mean().item()])
+    return [percent([(answers(model, instruction, stimulus)[-1] == asks).float().mean().item()])]
 
 
 def nothing(model):
@@ -75,24 +75,25 @@ def nothing(model):
     return [percent([statistics.mean(values)]) for values in shares.values()]
 
 
+TABLES = [  # header, runs, what fills a row
+    (["looptfmr at depth 5", "leaves after loop 1", "branches after 2", "root after 3",
+      "leaves after 3", "branches alone", "rule, depth 5", "rule, depth 7"],
+     "productive/looptfmr/*", loops),
+    (["sstfmr at depth 5", "says what its branch asks"], "productive/sstfmr/*", branch_rule),
+    (["attention of an Exist", "True: to the object", "False: to empty cells"],
+     "distractor/sstfmr/layers1-heads1", nothing)]
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Print figures from recorded weights.",
                                      usage=argparse.SUPPRESS)
     parser.add_argument("folder", type=Path, help="above productive/ and distractor/")
     folder = parser.parse_args(argv).folder
     with data.ending(parser):
-        rows = [[path.parents[1].name, *loops(load(path.parent)[0])] for path in
-                sorted(folder.glob("productive/looptfmr/*/seed0/checkpoint.pt"))]
-        print(table(["looptfmr at depth 5", "leaves after loop 1", "branches after 2",
-                     "root after 3", "leaves after 3", "branches alone", "rule, depth 5",
-                     "rule, depth 7"], rows))
-        rows = [[path.parents[1].name, branch_rule(load(path.parent)[0])] for path in
-                sorted(folder.glob("productive/sstfmr/*/seed0/checkpoint.pt"))]
-        print("\n" + table(["sstfmr at depth 5", "says what its branch asks"], rows))
-        rows = [[path.parents[1].name, *nothing(load(path.parent)[0])] for path in
-                sorted(folder.glob("distractor/sstfmr/layers1-heads1/seed0/checkpoint.pt"))]
-        print("\n" + table(["attention of an Exist", "True: to the object",
-                            "False: to empty cells"], rows))
+        for header, runs, measure in TABLES:
+            paths = sorted(folder.glob(f"{runs}/seed0/checkpoint.pt"))
+            rows = [[path.parents[1].name, *measure(load(path.parent)[0])] for path in paths]
+            print(f"\n{table(header, rows)}")
 
 
 if __name__ == "__main__":
