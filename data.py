@@ -8,8 +8,8 @@ A trial asks one question about a grid of colored letters. The question is a tre
      |- then  GetColor(b)                    . . . . c . . a . .         (ANSWERS)
      '- else  SumEven(blue c, pink d)        . . d . . . (10 rows)
 
-An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. They come level
-by level: its operators from left (True) to right (False), then its IfElses, if another level
+An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. Tokens come
+level by level: operators from left (True) to right (False), then their IfElses, if another level
 follows. A stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
 
 Differs from the release: 1) every trial is well posed; 2) companions of Exist and decoys close two
@@ -19,7 +19,6 @@ productive_release, that follows the release in 2) and 4).
 """
 import argparse
 import contextlib
-import itertools
 import math
 import os
 import pathlib
@@ -38,8 +37,7 @@ PAIRS = [(shape, color) for shape in range(SHAPES) for color in range(COLORS)]
 ANSWERS = ["True", "False", *(f"row {row}, column {column}" for row, column in CELLS),
            *LETTERS, *COLOR_NAMES]
 TRUE, FALSE, FIRST_CELL, CLASSES = 0, 1, 2, len(ANSWERS)
-FIRST_SHAPE = FIRST_CELL + len(CELLS)
-FIRST_COLOR = FIRST_SHAPE + len(LETTERS)
+FIRST_SHAPE, FIRST_COLOR = ANSWERS.index(LETTERS[0]), ANSWERS.index(COLOR_NAMES[0])
 
 
 class UsageError(ValueError):
@@ -47,12 +45,9 @@ class UsageError(ValueError):
 
 
 class Operator(NamedTuple):
-    """A question about objects, {}; for a question about places, whether it holds for the cells of
-    its objects, (row, column) in their order; how many objects it may have (at depth 1: the
-    least)."""
-    question: str
-    holds: Callable | None = None
-    objects: tuple = (1, 2)
+    question: str  # {} stands for its objects
+    holds: Callable | None = None  # if it asks about places: ((row, column), ...) -> True or False
+    objects: tuple = (1, 2)  # how many it may have; at depth 1: the least
 
 
 OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator goes to the end
@@ -71,32 +66,29 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
     "IfElse": Operator("", objects=()),
 }
 GETS = "GetLocation", "GetColor", "GetShape"
+PARITIES = "SumEven", "SumOdd", "ProductEven", "ProductOdd"
 IF_ELSE = list(OPERATORS).index("IfElse") + 1
 
 
 # ---- the splits ---------------------------------------------------------------------------------
 class Pool(NamedTuple):
-    """What one kind of trial asks: the operators of its leaves and of its conditions (the inner
-    nodes), and the objects that selectors name. Distractors are of all shapes and colors."""
-    leaves: tuple = ("Exist", "GetLocation", "GetColor", "GetShape", "SumEven", "SumOdd",
-                     "ProductEven", "ProductOdd")
-    conditions: tuple = ("Exist", "SumEven", "SumOdd", "ProductEven", "ProductOdd")
-    shapes: range = range(SHAPES)
+    """What one kind of trial asks about. Distractors are of all shapes and colors."""
+    leaves: tuple = ("Exist", *GETS, *PARITIES)  # operators
+    conditions: tuple = ("Exist", *PARITIES)  # operators of the inner nodes
+    shapes: range = range(SHAPES)  # of the objects that selectors name
     colors: range = range(COLORS)
 
 
 class Subset(NamedTuple):
-    """A set of trials: the pools, the depths, the least and the largest number of distractors.
-    With shortcuts, as in the release, taken letters, colors and cells give many answers away."""
+    """A set of trials. With shortcuts, as in the release, it has no companions and no decoys."""
     pools: tuple = (Pool(),)
     depths: tuple = (1,)
-    distractors: tuple = (1, 5)
+    distractors: tuple = (1, 5)  # the least and the largest number
     shortcuts: bool = False
 
 
 LOW, HIGH = range(SHAPES // 2), range(SHAPES // 2, SHAPES)  # halves of shapes, and of colors
-# systematic1 trains operators A with LOW colors and B with HIGH shapes. It holds out A with HIGH
-# shapes in HIGH colors, and B with LOW shapes in LOW colors.
+# systematic1: operators A are trained with LOW colors alone, B with HIGH shapes alone
 IF_A, IF_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
 OPS_A, OPS_B = (*IF_A, "GetShape"), (*IF_B, "GetLocation", "GetColor")
 TRAINED1 = Subset((Pool(OPS_A, colors=LOW), Pool(OPS_B, shapes=HIGH)))
@@ -177,43 +169,40 @@ class RunOut(Exception):
 
 
 def draw(subset, depth, rng):
-    """A trial as (tree, path, grid): its Nodes, level by level; which of them lead to the answer,
-    from the root to the leaf; {cell: (shape, color)}."""
+    """A trial: its Nodes, level by level; indices from root to leaf; {cell: (shape, color)}."""
     pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
     inner = 2 ** (depth // 2) - 1  # conditions: 0, 1, 3, 7, 15 at depths 1, 3, 5, 7, 9
-    for attempt in range(10_000):  # until one keeps all rules
-        if attempt % 20 == 0:  # not each time: trees that need many pairs fail, and would be rare
-            names = rng.choices(pool.conditions, k=inner) + rng.choices(pool.leaves, k=inner + 1)
-            counts = [rng.choice(OPERATORS[name].objects) for name in names]
-            if depth == 1:
-                counts = [min(OPERATORS[names[0]].objects)]
-        with contextlib.suppress(RunOut):
-            pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
-            tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
-            path, i = [], 0
-            while i < len(tree):
-                path.append(i)
-                i = 2 * i + 1 if tree[i].truth else 2 * i + 2
-            distractors = rng.choices(spare, k=number)
-            return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
+    for _ in range(500):  # until a trial keeps all rules
+        names = rng.choices(pool.conditions, k=inner) + rng.choices(pool.leaves, k=inner + 1)
+        counts = [rng.choice(OPERATORS[name].objects) for name in names]
+        if depth == 1:
+            counts = [min(OPERATORS[names[0]].objects)]
+        for _ in range(20):  # with one try, operators that need many pairs would be rare
+            with contextlib.suppress(RunOut):
+                pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
+                tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
+                path, i = [], 0
+                while i < len(tree):
+                    path.append(i)
+                    i = 2 * i + 1 if tree[i].truth else 2 * i + 2
+                distractors = rng.choices(spare, k=number)
+                return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
     raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out: {pool}")
 
 
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors.
-
-    No selector may match an object of another operator. `matched` are the pairs that selectors
-    match so far, `placed` those that may be on the grid. For example, GetColor(b) matches each b,
-    and places a red b. Exist(blue c) matches the blue c alone. Its companion is a pink d, so it
-    places blue c and pink d, or pink c and blue d. If one of them were a b, it is drawn again."""
+    No operator may match what another one places. For example, GetColor(b) matches every b, and
+    places a red b. Exist(blue c) matches the blue c alone. With a pink d as its companion, it may
+    place these two, or a pink c and a blue d. If one of them were a b, it is drawn again."""
     matched, placed, pairs = set(), set(), {}
     gets = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     exists = [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
     for i in gets + exists:  # first, since they need more pairs than they ask about
         pairs[i] = draw_apart(names[i], pool, matched, placed, rng)
     others = [i for i in range(len(names)) if i not in pairs]
-    taken = matched | placed
-    free = [pair for pair in itertools.product(pool.shapes, pool.colors) if pair not in taken]
+    free = [(shape, color) for shape in pool.shapes for color in pool.colors]
+    free = [pair for pair in free if pair not in matched and pair not in placed]
     if len(free) < sum(counts[i] for i in others):
         raise RunOut
     rng.shuffle(free)
@@ -227,12 +216,11 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
 
 
 def draw_apart(operator, pool, matched, placed, rng):
-    """The pairs of a GetColor, a GetShape or an Exist, apart from those that are matched or placed.
-    Adds its own to these."""
+    """The pairs of a GetColor, a GetShape or an Exist. Extends `matched` and `placed`."""
     for _ in range(100):
         shape, color = rng.choice(pool.shapes), rng.choice(pool.colors)
-        asked = shape, color
-        pairs, match, place = [asked], {asked}, {asked}
+        pairs = [(shape, color)]
+        match, place = set(pairs), set(pairs)
         if operator == "GetColor":
             match = {(shape, any_color) for any_color in range(COLORS)}
         elif operator == "GetShape":
@@ -240,8 +228,8 @@ def draw_apart(operator, pool, matched, placed, rng):
         else:
             shape2 = (shape + rng.randrange(1, SHAPES)) % SHAPES  # another shape
             color2 = (color + rng.randrange(1, COLORS)) % COLORS  # another color
-            pairs = [asked, (shape2, color2)]
-            place = {asked, (shape2, color2), (shape, color2), (shape2, color)}
+            pairs.append((shape2, color2))
+            place = {(shape, color), (shape2, color2), (shape, color2), (shape2, color)}
         if match.isdisjoint(placed) and place.isdisjoint(matched):
             matched |= match
             placed |= place
@@ -250,15 +238,13 @@ def draw_apart(operator, pool, matched, placed, rng):
 
 
 def draw_grid(tree, path, distractors, shortcuts, rng):
-    """Rules 2, 3 and 5: {cell: (shape, color)} of all objects. Operators on the path get their
-    cells and decoys first, from the leaf to the root."""
+    """Rules 2, 3 and 5: {cell: (shape, color)} of all objects. The path gets decoys first."""
     if sum(len(node.pairs) for node in tree) + len(distractors) > len(CELLS):
         raise RunOut
     grid, anywhere = {}, []
     for i in path[::-1] + [i for i in range(len(tree)) if i not in path]:
         operator, pairs, truth = tree[i]
-        holds = OPERATORS[operator].holds
-        if holds:
+        if holds := OPERATORS[operator].holds:
             cells, decoy = draw_cells(holds, truth, len(pairs), grid, shortcuts, rng)
             grid.update(zip(cells, pairs))
             if distractors:
@@ -275,10 +261,9 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
 
 
 def draw_cells(holds, truth, number, grid, shortcuts, rng):
-    """Rule 5: free cells of objects that give the drawn truth, and a decoy's cell from which one
-    object, drawn by lot, would reverse it. With shortcuts, the decoy may lie anywhere."""
+    """Rule 5: cells that give the drawn truth, and a decoy's cell that would reverse it."""
     free = [cell for cell in CELLS if cell not in grid]
-    replaced = rng.randrange(number)
+    replaced = rng.randrange(number)  # the object that would reverse the truth from there
     for _ in range(300):
         *cells, decoy = rng.choices(free, k=number + 1)
         if len({*cells, decoy}) == number + 1 and bool(holds(tuple(cells))) == truth:
@@ -313,20 +298,18 @@ def encode(tree, path, grid):
         stimulus[GRID * row + column] = shape + 1, color + 1
     operator, pairs, truth = tree[path[-1]]
     shape, color = pairs[0]
+    answer = TRUE if truth else FALSE
     if operator == "GetLocation":
         answer = FIRST_CELL + [grid.get(cell) for cell in CELLS].index((shape, color))
     elif operator == "GetColor":
         answer = FIRST_COLOR + color
     elif operator == "GetShape":
         answer = FIRST_SHAPE + shape
-    else:
-        answer = TRUE if truth else FALSE
     return instruction, stimulus, answer
 
 
 def stream(name, subset, depth, numbers):
-    """Trials by their numbers in a stream. A trial depends on the stream's name, the depth and its
-    number alone, and is the same on every machine."""
+    """Trials by number. A trial depends on its number, the stream's name and the depth alone."""
     drawn = [encode(*draw(subset, depth, random.Random(f"{name} {depth} {i}"))) for i in numbers]
     instruction, stimulus, answer = zip(*drawn)
     return Trials(torch.tensor(instruction), torch.tensor(np.stack(stimulus)), torch.tensor(answer))
@@ -348,8 +331,7 @@ def trials(split, subset, n, *, seed=0, depth=None):
 
 
 class Batches(torch.utils.data.Dataset):
-    """A seed's training batches: item i is batch i, Trials of one depth, the depths in turn. With
-    `train_size`, so many trials are reshuffled each epoch; what fills no batch is left out."""
+    """A seed's training batches. Item i is batch i: Trials of one depth, the depths in turn."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
@@ -361,7 +343,7 @@ class Batches(torch.utils.data.Dataset):
     def __getitem__(self, i):
         turn, which = divmod(i, len(self.subset.depths))
         depth, numbers = self.subset.depths[which], range(turn * self.size, (turn + 1) * self.size)
-        if self.share:
+        if self.share:  # a fixed set, reshuffled each epoch; what fills no batch is left out
             epoch, place = divmod(turn, self.share // self.size)
             seed = random.Random(f"order {self.name} {depth} {epoch}").getrandbits(32)
             order = np.random.RandomState(seed).permutation(self.share)
@@ -398,8 +380,8 @@ def answer_of(operator, grid, found):
     if operator == "Exist":
         return TRUE if found[0] else FALSE
     cells = tuple(matches[0] for matches in found)
-    if OPERATORS[operator].holds:
-        return TRUE if OPERATORS[operator].holds(cells) else FALSE
+    if holds := OPERATORS[operator].holds:
+        return TRUE if holds(cells) else FALSE
     (row, column), (shape, color) = cells[0], grid[cells[0]]
     return {"GetLocation": FIRST_CELL + GRID * row + column, "GetShape": FIRST_SHAPE + shape - 1,
             "GetColor": FIRST_COLOR + color - 1}[operator]
@@ -461,8 +443,7 @@ def replacing(path):
 
 @contextlib.contextmanager
 def ending(parser):
-    """How a program ends: with exit code 2 and one line where its input is wrong, with 130 at
-    Ctrl-C, and quietly where its reader has left, as `| head -1` does."""
+    """Ends a program with one line and exit code 2 if its input is wrong, with 130 at Ctrl-C."""
     if hasattr(sys.stdout, "reconfigure"):  # not so in notebooks
         sys.stdout.reconfigure(errors="replace")  # for consoles that lack ±
     try:
@@ -470,7 +451,7 @@ def ending(parser):
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # its reader has left, as `| head -1` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UsageError, OSError) as error:
         parser.error(str(error))
