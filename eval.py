@@ -70,8 +70,8 @@ def chance(subset):
 
 
 def no_binding(node, stimulus, shortcuts):
-    """The probability that the Solved operator that answers is answered right by a reader who sees
-    which shapes, colors and cells are on the grid, but not which belong together."""
+    """The probability to answer a Solved operator right, for a reader who sees which shapes, colors
+    and cells are on the grid, but not which belong together."""
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
     if node.operator == "GetLocation":

@@ -252,9 +252,9 @@ def build(config):
     """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
     the model refuses its arguments, or gives another shape for two trials than it should."""
     split, seed = config["split"], config["seed"]
-    data.Batches(split, config["batch_size"], seed, config["train_size"])  # raises if it cannot be
+    data.Batches(split, config["batch_size"], seed, config["train_size"])  # raises if too small
     for depth in data.SPLITS[split]["train"].depths:
-        data.trials(split, "train", 1, depth=depth)  # likewise
+        data.trials(split, "train", 1, depth=depth)  # raises where cells or pairs run out
     evaluation.tests_of(split, 1)  # likewise
     if not evaluation.in_distribution(split):
         raise UsageError(f"{split} needs a test set drawn like its training trials")
