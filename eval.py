@@ -143,10 +143,10 @@ KEYS = {"config.json": ("split", "model", "settings", "seed", "model_args"),
 
 
 def read(path):
-    """What config.json or result.json of a run holds."""
+    """What a JSON file of a run holds. UsageError where it is missing or damaged."""
     try:
         content = json.loads(path.read_text())
-        return content | {key: content[key] for key in KEYS[path.name]}  # else KeyError
+        return content | {key: content[key] for key in KEYS.get(path.name, ())}  # or KeyError
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is missing or damaged: {error!r}") from error
 

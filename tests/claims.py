@@ -34,7 +34,6 @@ the last place, the features.
 """
 import argparse
 import itertools
-import json
 import re
 import statistics
 import sys
@@ -301,7 +300,7 @@ def runs_below(folders):
     for path in (path for above in folders for path in sorted(above.rglob("result.json"))):
         config, result = read(path.with_name("config.json")), read(path)
         if (why := path.with_name("why.json")).exists():
-            result |= json.loads(why.read_text())
+            result |= read(why)
         elif "decoded" in result:  # an archive of the third edition
             result["decoded"] = {"features": result["decoded"]}
         if config["split"] in data.SPLITS and config["split"].removesuffix("_release") in FARTHEST:

@@ -206,6 +206,7 @@ def test_three_tables_of_the_runs(tmp_path, capsys):
     assert cross[2:7] == ["0.25", "50.0", "50.0", "12.5", "100.0"]
     assert "The authors' models, distractor, crossattn[firstread]" in rows and len(rows) == 5
     assert "sstfmr on distractor 1 of 1" in text
-    (tmp_path / "0" / "result.json").write_text("{")
-    line, = refusal(capsys, claims, tmp_path)
-    assert "result.json is missing or damaged" in line
+    for name in "why.json", "result.json":
+        (tmp_path / "0" / name).write_text("{")
+        line, = refusal(capsys, claims, tmp_path)
+        assert f"{name} is missing or damaged" in line

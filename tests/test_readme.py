@@ -150,7 +150,7 @@ def test_tables_come_from_recorded_runs(recorded, monkeypatch, capsys, table, co
     ("README.md", "recorded/fourth/productive", ["depth3", "depth5", "depth7", "depth9"]),
     ("tests/RESULTS.md", "recorded/third/distractor", ["iid", "distractors40"])])
 def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
-    """A numbered row holds the flags of its runs, how many there are, and their accuracy."""
+    """A numbered row holds the flags of its runs, how many of them have learned, and accuracy."""
     rows = re.findall(r"^\|\d+[bc]?\|[^`]*`([^`]*)`[^|]*\|(.*)\|$", PAGES[page], re.M)
     assert len(rows) > 5
     for flags, cells in rows:
@@ -158,8 +158,8 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
         runs = Path(folder, config["model"], config["settings"]).rglob("result.json")
         found = [evaluation.read(path)["accuracy"] for path in runs]
         expected = [evaluation.percent([accuracy[test] for accuracy in found]) for test in tests]
-        expected = [str(len(found)), *expected] if found else ["not yet run"]
-        assert cells.split("|") == expected, flags
+        learned = sum(accuracy[tests[0]] >= claims.LEARNED for accuracy in found)
+        assert cells.split("|") == [f"{learned}/{len(found)}", *expected], flags
 
 
 @pytest.mark.slow
