@@ -267,9 +267,8 @@ def draw_cells(holds, truth, number, grid, shortcuts, rng):
     for _ in range(300):
         *cells, decoy = rng.choices(free, k=number + 1)
         if len({*cells, decoy}) == number + 1 and bool(holds(tuple(cells))) == truth:
-            others = list(cells)
-            others[replaced] = decoy
-            if shortcuts or bool(holds(tuple(others))) != truth:
+            others = *cells[:replaced], decoy, *cells[replaced + 1:]
+            if shortcuts or bool(holds(others)) != truth:
                 return cells, decoy
     raise RunOut
 
@@ -284,15 +283,14 @@ class Trials(NamedTuple):
 def encode(tree, path, grid):
     """A drawn trial as instruction (T, 5), stimulus (100, 2) and answer."""
     instruction, names = [], list(OPERATORS)
-    for level in range(len(tree).bit_length()):  # of 1, 2, 4, ... operators
-        if level > 0:
-            instruction += [[IF_ELSE, 0, 0, 0, 0]] * 2 ** (level - 1)
-        for operator, pairs, _ in tree[2 ** level - 1:2 ** (level + 1) - 1]:
-            token = [names.index(operator) + 1]
-            for shape, color in pairs[:1] if operator == "Exist" else pairs:
-                token += [0 if operator == "GetShape" else shape + 1,
-                          0 if operator == "GetColor" else color + 1]
-            instruction.append(token + [0] * (5 - len(token)))
+    for i, (operator, pairs, _) in enumerate(tree):
+        if i in (1, 3, 7, 15):  # a level begins, after the IfElses of the level above
+            instruction += [[IF_ELSE, 0, 0, 0, 0]] * ((i + 1) // 2)
+        token = [names.index(operator) + 1]
+        for shape, color in pairs[:1] if operator == "Exist" else pairs:
+            token += [0 if operator == "GetShape" else shape + 1,
+                      0 if operator == "GetColor" else color + 1]
+        instruction.append(token + [0] * (5 - len(token)))
     stimulus = np.zeros((len(CELLS), 2), np.int64)
     for (row, column), (shape, color) in grid.items():
         stimulus[GRID * row + column] = shape + 1, color + 1
@@ -324,7 +322,8 @@ def trials(split, subset, n, *, seed=0, depth=None):
     if depth is None and len(chosen.depths) == 1:
         depth = chosen.depths[0]
     if depth not in chosen.depths:
-        raise UsageError(f"{split}/{subset} needs --depth {' or '.join(map(str, chosen.depths))}")
+        depths = " or ".join(map(str, chosen.depths))
+        raise UsageError(f"{split}/{subset} has trials of depth {depths}: choose a depth")
     if n < 1:
         raise UsageError(f"n must be at least 1, not {n}")
     return stream(f"set {seed} {split} {subset}", chosen, depth, range(n))
@@ -366,8 +365,7 @@ def evaluate(instruction, stimulus):
     names, solved = list(OPERATORS), []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
         if number != IF_ELSE:
-            selectors = [(shape1, color1), (shape2, color2)]
-            selectors = [pair for pair in selectors if pair != (0, 0)]
+            selectors = [pair for pair in ((shape1, color1), (shape2, color2)) if any(pair)]
             found = [[cell for cell, (a, b) in grid.items() if shape in (0, a) and color in (0, b)]
                      for shape, color in selectors]
             answer = answer_of(names[number - 1], grid, found)

@@ -106,11 +106,14 @@ def vote(values, answer):
 
 
 def in_distribution(split):
-    """The test sets drawn like the training trials, depth by depth."""
+    """The test sets drawn like the training trials, depth by depth. UsageError if there is none."""
     train = data.SPLITS[split]["train"]
-    return [name for name, subset in data.SPLITS[split].items()
-            if name != "train" and subset._replace(depths=train.depths) == train
-            and set(subset.depths) <= set(train.depths)]
+    found = [name for name, subset in data.SPLITS[split].items()
+             if name != "train" and subset._replace(depths=train.depths) == train
+             and set(subset.depths) <= set(train.depths)]
+    if not found:
+        raise UsageError(f"{split} needs a test set drawn like its training trials")
+    return found
 
 
 def hardest(split):
@@ -166,13 +169,21 @@ def code_of(model):
     for name in "data.py", "train.py", f"models/{model}.py":
         path = Path(__file__).parent / name
         if path.exists():  # not so for a model that is gone
-            tree = ast.parse(path.read_text(encoding="utf-8"), path)
-            for node in ast.walk(tree):
-                documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-                if documented and ast.get_docstring(node):
-                    del node.body[0]
-            hashes[name] = hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:8]
+            code = repr(plain(ast.parse(path.read_text(encoding="utf-8"), path)))
+            hashes[name] = hashlib.sha256(code.encode()).hexdigest()[:8]
     return hashes
+
+
+def plain(node):
+    """A syntax tree as lists, the same in all versions of Python, without docstrings."""
+    if isinstance(node, list):
+        return [plain(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+        del node.body[0]
+    return [type(node).__name__, *((field, plain(value)) for field, value in ast.iter_fields(node)
+                                   if value != [])]  # newer versions have more empty fields
 
 
 def changed(config):
@@ -326,8 +337,9 @@ def baselines_of(runs):
 
 
 def identity(config, result):
-    """The code, settings and test trials that seeds of one row share, as a set of (name, value)."""
-    names = "steps batch_size train_size optimizer lr decay schedule".split()  # train.TRAINING
+    """The code, settings and test trials that seeds of one row share, as a set of (name, value).
+    Recorded runs name an edition instead of their code."""
+    names = "edition steps batch_size train_size optimizer lr decay schedule".split()
     settings = {name: config.get(name) for name in names} | config["model_args"]
     whole = config.get("code", {}) | settings | result["tests"]
     return frozenset((name, str(value)) for name, value in whole.items())
@@ -370,9 +382,8 @@ def split_table(split, runs, per_operator=False):
         label += f", {len(results)} seeds" if len(results) > 1 else ""
         lines.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in columns)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
-        for kind in kinds if per_operator else ():
-            values = ([r["kinds"].get(c, {}).get(kind) for r in results] for c in columns)
-            lines.append([f"  {kind}", *map(percent, values)])
+        lines += [[f"  {kind}", *(percent(r["kinds"].get(c, {}).get(kind) for r in results)
+                                  for c in columns)] for kind in kinds if per_operator]
     return "\n".join([table([f"{split}, accuracy in %", *columns], lines), *notes(split, rows)])
 
 
@@ -392,7 +403,8 @@ def drawing(path, width, height):
     yield figure
     try:
         with data.replacing(path) as temporary:
-            figure.savefig(temporary, dpi=150, bbox_inches="tight")
+            figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=150,
+                           bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
     print(f"\nDrawn: {path}")
@@ -416,7 +428,7 @@ def plot(splits, path):
                 for axis, x, y in (left, columns, tested), (right, trials, trained):
                     axis.plot(x, torch.tensor(y).T, color=color, linewidth=0.6)
                     axis.plot(x, torch.tensor(y).mean(0), color=color, label=label,
-                              marker="osD^v<>PXp"[i % 10], markersize=4)
+                              marker="osD^v<>PX"[i % 9], markersize=4)
             left.set(title=split, ylabel="accuracy", ylim=(0, 1.02))
             left.tick_params("x", labelsize="x-small")
             right.set(title="in training", xlabel="trials, thousands", ylim=(0, 1.02))
@@ -429,8 +441,7 @@ def draw_attention(folder, args):
     model, config = load(folder, devices()[-1])
     split, operator = config["split"], args.operator
     subset = args.subset or hardest(split)[0]
-    made = data.trials(split, subset, args.trial + 1)
-    trial = data.Trials(*(part[args.trial:] for part in made))
+    trial = data.Trials(*(part[-1:] for part in data.trials(split, subset, args.trial + 1)))
     solved = data.evaluate(trial.instruction[0], trial.stimulus[0])
     loops = hasattr(model, "answers")
     if operator and (operator >= len(solved) or not loops):
@@ -529,13 +540,13 @@ def main(argv=None):
                 config = config_of(folder)
                 if not (folder / "result.json").exists():
                     raise UsageError("it is unfinished (log.csv says how far it is)")
-                result = read(folder / "result.json")
+                run = config, read(folder / "result.json")
+                splits.setdefault(config["split"], []).append(run)
                 if args.show:
                     wrong = mistakes(*load(folder, devices()[-1]), args.show)
                     print(f"\n{folder}\n\n{wrong}")
-                splits.setdefault(config["split"], []).append((config, result))
             except UsageError as error:
-                print(f"left out: {folder}: {error}", file=sys.stderr)
+                print(f"not shown: {folder}: {error}", file=sys.stderr)
         if not splits:
             raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
                              + ": train one with train.py" * (not found))

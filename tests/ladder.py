@@ -95,6 +95,8 @@ def main(argv=None):
     parser.add_argument("picture", nargs="?", help="a file to draw, such as ladder.png")
     args = parser.parse_args(argv)
     with data.ending(parser):
+        if not (args.folder / "productive").is_dir():
+            raise data.UsageError(f"there is no folder {args.folder / 'productive'}")
         print(by_seed(args.folder / "productive"))
         if args.picture:
             with drawing(args.picture, 12, 4.6) as figure:

@@ -235,13 +235,13 @@ def test_what_cannot_be_drawn(finished, tmp_path, capsys, monkeypatch, model, fl
     ("result.json", None, [""], "it is unfinished (log.csv says"),
     ("checkpoint.pt", None, ["--show 1"], "checkpoint.pt is missing"),
     ("checkpoint.pt", flip, ["--show 1"], "checkpoint.pt is damaged")])
-def test_what_cannot_be_had_is_left_out(finished, trained, capsys, file, content, flags, says):
+def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
     for flag in {"", *flags}:
-        left_out = flag in flags
-        out, err = output(capsys, finished, *[trained] * left_out, *flag.split())
-        assert " (dim16-" in out and err.count("\n") == left_out
-        assert not left_out or err.startswith("left out: ") and says in err
+        is_said, row_is_lost = flag in flags, "" in flags
+        out, err = output(capsys, finished, *[trained] * row_is_lost, *flag.split())
+        assert " (dim16-" in out and err.count("\n") == is_said
+        assert not is_said or err.startswith("not shown: ") and says in err
 
 
 def test_loading_warns_of_other_code_and_leaves_the_generator_alone(

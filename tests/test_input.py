@@ -34,7 +34,7 @@ WRONG = {  # flags of train.py, one by one, then together
     (evaluation, "--attention a.png", "no run to show in runs: train one"),
     (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--operator 31", "to 30"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
-    (data, "--subset train", "needs --depth 1 or 3"), (data, "--depth 4", "needs --depth 1"),
+    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: choose"),
     (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument"),
     (data, "--export .", "' -> '.'")])
@@ -50,7 +50,7 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
     (data.SPLITS, "mine", {"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set"),
     (data.SPLITS, "mine", {"train": Subset()}, "mine needs a test set"),
     (data.SPLITS, "mine", {"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
-    (data.SPLITS, "mine", {"train": (a := Subset(depths=(1, 3))), "iid": a}, "mine/iid needs --")])
+    (data.SPLITS, "mine", {"train": (a := Subset(depths=(1, 3))), "iid": a}, "iid has trials of")])
 def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, new, says):
     monkeypatch.setitem(place, name, new)
     assert says in refusal(capsys, train, *TINY, *["--split", "mine"] * (name == "mine"))[0]

@@ -162,6 +162,12 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
         assert cells.split("|") == [f"{learned}/{len(found)}", *expected], flags
 
 
+def test_runs_of_other_editions_have_rows_of_their_own(recorded, capsys):
+    evaluation.main(["recorded/fourth/productive/looptfmr/viewall", "recorded/exercise7"])
+    out = capsys.readouterr().out
+    assert "(viewall), 5 seeds | " in out and "name in edition." in out
+
+
 @pytest.mark.slow
 def test_recorded_runs_begin_as_today(recorded):
     """Ten steps of every recorded setting give loss and accuracy of the first row of its log."""

@@ -90,6 +90,8 @@ def main(argv=None):
     parser.add_argument("folder", type=Path, help="above productive/ and distractor/")
     folder = parser.parse_args(argv).folder
     with data.ending(parser):
+        if not (folder / "productive").is_dir():
+            raise data.UsageError(f"there is no folder {folder / 'productive'}")
         for header, runs, measure in TABLES:
             paths = sorted(folder.glob(f"{runs}/seed0/checkpoint.pt"))
             rows = [[path.parents[1].name, *measure(load(path.parent)[0])] for path in paths]

@@ -133,18 +133,19 @@ def main(argv=None):
     parser.add_argument("runs", nargs="*", default=[Path("runs")], type=Path,
                         help="run folders, or folders above them (default: runs)")
     args, failed = parser.parse_args(argv), False
-    found = [path.parent for above in args.runs for path in sorted(above.rglob("config.json"))]
-    if not found:
-        parser.error(f"no run in {', '.join(map(str, args.runs))}")
-    for folder in tqdm([folder for folder in found if is_due(folder)], "measuring"):
-        try:
-            measure(folder, devices()[-1])
-        except Exception as error:  # one bad run does not stop the others
-            tqdm.write(f"left out: {folder}: {' '.join(str(error).split())}", file=sys.stderr)
-            failed = True
-    print(f"Hidden states of {sum((folder / 'why.json').exists() for folder in found)} runs.")
-    if failed:
-        sys.exit(2)
+    with data.ending(parser):
+        found = [path.parent for above in args.runs for path in sorted(above.rglob("config.json"))]
+        if not found:
+            raise data.UsageError(f"no run in {', '.join(map(str, args.runs))}")
+        for folder in tqdm([folder for folder in found if is_due(folder)], "measuring"):
+            try:
+                measure(folder, devices()[-1])
+            except Exception as error:  # one bad run does not stop the others
+                tqdm.write(f"left out: {folder}: {' '.join(str(error).split())}", file=sys.stderr)
+                failed = True
+        print(f"Hidden states of {sum((folder / 'why.json').exists() for folder in found)} runs.")
+        if failed:
+            sys.exit(2)
 
 
 if __name__ == "__main__":
