@@ -165,7 +165,7 @@ def test_rungs_have_the_numbers_of_their_runs(recorded, page, folder, tests):
 def test_runs_of_other_editions_have_rows_of_their_own(recorded, capsys):
     evaluation.main(["recorded/fourth/productive/looptfmr/viewall", "recorded/exercise7"])
     out = capsys.readouterr().out
-    assert "(viewall), 5 seeds | " in out and "name in edition." in out
+    assert "(viewall), 5 seeds " in out and "first row of its name in edition." in out
 
 
 @pytest.mark.slow
