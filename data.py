@@ -150,7 +150,8 @@ def check_operator(name, question, holds, objects):
         try:
             true = sum(bool(holds(cells)) for cells in draws)
         except Exception as error:
-            raise UsageError(f"operator {name}: holds, given {number} cell(s), raises {error!r}")
+            raise UsageError(f"operator {name}: holds, given {number} cell(s), raises {error!r}: "
+                             "change it, or how many objects it has") from error
         if not 5 < true < 295:
             raise UsageError(f"operator {name} is almost always True or False of {number} cell(s): "
                              "change holds, or how many objects it has")
