@@ -1,9 +1,8 @@
-"""Evaluates trained models: tables, mistakes, pictures.
+"""Evaluates trained models: tables, mistakes, a picture of attention.
 
     python eval.py runs                                # what train.py measured at the end of runs
     python eval.py runs/productive --per-operator      # ... and by the operator that answers
     python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
-    python eval.py runs --plot accuracy.png            # accuracy and learning curves
     python eval.py runs/productive/looptfmr --attention look.png --subset depth5
 """
 import argparse
@@ -387,7 +386,7 @@ def split_table(split, runs, per_operator=False):
     return "\n".join([table([f"{split}, accuracy in %", *columns], lines), *notes(split, rows)])
 
 
-# ---- pictures -----------------------------------------------------------------------------------
+# ---- a picture ----------------------------------------------------------------------------------
 
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
@@ -408,32 +407,6 @@ def drawing(path, width, height):
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from error
     print(f"\nDrawn: {path}")
-
-
-def plot(splits, path):
-    """Draws, for each split, accuracy by test set and in training: the mean of a row's seeds, with
-    a thin line for each."""
-    with drawing(path, 11, 3.3 * len(splits)) as figure:
-        axes = figure.subplots(len(splits), 2, squeeze=False)
-        for (split, runs), (left, right) in zip(splits.items(), axes):
-            columns, baselines = baselines_of(runs)
-            for (name, shares), style in zip(baselines.items(), (":", "--", "-.")):
-                shares = [math.nan if share is None else share for share in shares]
-                left.plot(columns, shares, color="0.6", linestyle=style, label=name)
-            for i, (label, seeds) in enumerate(rows_of(runs).items()):
-                results, color = [result for _, result in seeds], f"C{i % 10}"
-                tested = [[r["accuracy"].get(c, math.nan) for c in columns] for r in results]
-                trained = [[row["train"] for row in r["log"]] for r in results]
-                trials = [row["trials"] / 1000 for row in results[0]["log"]]
-                for axis, x, y in (left, columns, tested), (right, trials, trained):
-                    axis.plot(x, torch.tensor(y).T, color=color, linewidth=0.6)
-                    axis.plot(x, torch.tensor(y).mean(0), color=color, label=label,
-                              marker="osD^v<>PX"[i % 9], markersize=4)
-            left.set(title=split, ylabel="accuracy", ylim=(0, 1.02))
-            left.tick_params("x", labelsize="x-small")
-            right.set(title="in training", xlabel="trials, thousands", ylim=(0, 1.02))
-            right.legend(*left.get_legend_handles_labels(), fontsize="x-small", loc="center left",
-                         bbox_to_anchor=(1, 0.5))
 
 
 def draw_attention(folder, args):
@@ -521,7 +494,6 @@ def main(argv=None):
         "operator of the root's condition")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
-    add("--plot", type=Path, metavar="FILE", help="draw accuracy and learning (needs matplotlib)")
     add("--attention", type=Path, metavar="FILE", help="instead, draw where the token that answers "
         "looks, in one trial of the first run (needs matplotlib)")
     add("--subset", help="its test set (default: the last one in distribution)")
@@ -552,8 +524,6 @@ def main(argv=None):
                              + ": train one with train.py" * (not found))
         for split, runs in splits.items():
             print("\n" + split_table(split, runs, args.per_operator))
-        if args.plot:
-            plot(splits, args.plot)
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert "batchsize8), 2 seeds | " in table and "±" in table and "differ" not in table
 
 
-ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:", "--plot a.png": "Drawn: a",
+ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
         "--attention a.png": "Drawn: a.png", "--attention a.png --subset ood --trial 2": "Drawn: a"}
 
 
@@ -213,7 +213,7 @@ def test_a_flag_adds_what_it_names(trained, tmp_path, capsys, monkeypatch, flags
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "cannot write no"),
-    ("sstfmr", "--plot a.xyz", "cannot write a.xyz: "), ("sstfmr", "--plot a.png", "need matpl"),
+    ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
     ("sstfmr", "--attention a.png", "pictures need matplotlib: pip install matplotlib")])
 def test_what_cannot_be_drawn(finished, tmp_path, capsys, monkeypatch, model, flags, says):
     if "cannot" in says:

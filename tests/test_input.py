@@ -30,7 +30,7 @@ WRONG = {  # flags of train.py, one by one, then together
 @pytest.mark.parametrize("program, flags, says", [
     *((train, flags, says) for flags, says in WRONG.items()),
     (evaluation, "--show -1", "must be an integer from 0 to 1000"),
-    (evaluation, "", "no run to show in runs: train one"), (evaluation, "--plot", "expected"),
+    (evaluation, "", "no run to show in runs: train one"), (evaluation, "--attention", "expected"),
     (evaluation, "--attention a.png", "no run to show in runs: train one"),
     (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--operator 31", "to 30"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),

@@ -32,7 +32,7 @@ OWN = r"\bex\d|rows|lstm"  # a command of runs that need an edit or a training o
 (ROW_EVEN, ROWS), = (block.splitlines() for _, block in BLOCKS if block.startswith('"RowEven"'))
 SMALLER = {"train.py": "--steps 1 --batch-size 8 --device cpu --seed 0".split(),
            "tests/mutants.py": ["--only", "gru", "--n", "1"]}
-MATPLOTLIB, DRAWS = importlib.util.find_spec("matplotlib"), "--plot|--attention|png"
+MATPLOTLIB, DRAWS = importlib.util.find_spec("matplotlib"), "--attention|png"
 LARGER = pytest.mark.skipif(len(data.OPERATORS) > 9, reason="the archived weights are smaller")
 
 
