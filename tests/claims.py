@@ -124,8 +124,12 @@ def comparable(seeds):
 
 
 def name_of(config):
-    """model, or model[settings] where they are not its own."""
-    return config["model"] + f"[{config['settings']}]" * (config["settings"] != "default")
+    """model, or model[settings] where they are not its own. The third edition's number of trials
+    (512,000) is the authors' models' own."""
+    settings = config["settings"]
+    if config["model"] == "authors":
+        settings = re.sub("-?steps4000-batchsize128-?", "-", settings).strip("-") or "default"
+    return config["model"] + f"[{settings}]" * (settings != "default")
 
 
 def shares(places):

@@ -77,6 +77,15 @@ def test_each_outcome_on_each_ground(ground, split, name):
     assert "for: +47.5 to +47.5 points; no run: rnn on distractor, " in seen
 
 
+@pytest.mark.parametrize("model, settings, name", [
+    ("authors", "steps4000-batchsize128", "authors"),
+    ("authors", "dim512-steps4000-batchsize128-architecturernn", "authors[dim512-architecturernn]"),
+    ("authors", "steps10000", "authors[steps10000]"),
+    ("mlp", "steps4000-batchsize128", "mlp[steps4000-batchsize128]")])
+def test_512_000_trials_are_the_authors_models_own(model, settings, name):
+    assert claims.name_of({"model": model, "settings": settings}) == name
+
+
 @pytest.mark.parametrize("claim", range(1, 10))
 def test_a_missing_run_never_counts_against_a_claim(claim):
     """Without any runs, all is open. Without those of one model, fewer outcomes are not open."""
