@@ -328,13 +328,6 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def baselines_of(runs):
-    """The test sets; baseline -> its accuracy on each, None where it has none."""
-    sets = {name: found for _, result in runs for name, found in result["baselines"].items()}
-    names = max(sets.values(), key=len)  # at depth 1, none is condition-blind
-    return [*sets], {name: [found.get(name) for found in sets.values()] for name in names}
-
-
 def identity(config, result):
     """The code, settings and test trials that seeds of one row share, as a set of (name, value).
     Recorded runs name an edition instead of their code."""
@@ -371,19 +364,21 @@ def notes(split, rows):
             yield f"{label} was not tested on today's trials of {', '.join(tests)}."
 
 
-def split_table(split, runs, per_operator=False):
+def split_table(split, runs, per_operator):
     """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
     result) pairs of one split."""
-    (columns, baselines), rows = baselines_of(runs), rows_of(runs)
-    lines = [[name, *(percent([share]) for share in shares)] for name, shares in baselines.items()]
+    rows = rows_of(runs)
+    sets = {name: found for _, result in runs for name, found in result["baselines"].items()}
+    lines = [[name, *(percent([found.get(name)]) for found in sets.values())]
+             for name in max(sets.values(), key=len)]  # at depth 1, none is condition-blind
     for label, seeds in rows.items():
         results = [result for _, result in seeds]
         label += f", {len(results)} seeds" if len(results) > 1 else ""
-        lines.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in columns)])
+        lines.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in sets)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         lines += [[f"  {kind}", *(percent(r["kinds"].get(c, {}).get(kind) for r in results)
-                                  for c in columns)] for kind in kinds if per_operator]
-    return "\n".join([table([f"{split}, accuracy in %", *columns], lines), *notes(split, rows)])
+                                  for c in sets)] for kind in kinds if per_operator]
+    return "\n".join([table([f"{split}, accuracy in %", *sets], lines), *notes(split, rows)])
 
 
 # ---- a picture ----------------------------------------------------------------------------------
@@ -520,8 +515,8 @@ def main(argv=None):
             except UsageError as error:
                 print(f"not shown: {folder}: {error}", file=sys.stderr)
         if not splits:
-            raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}"
-                             + ": train one with train.py" * (not found))
+            remedy = "" if found else ": train one with train.py"
+            raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}{remedy}")
         for split, runs in splits.items():
             print("\n" + split_table(split, runs, args.per_operator))
 

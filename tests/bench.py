@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402
-import train  # noqa: E402
-from models import module_of  # noqa: E402
+import data
+import train
+from models import module_of
 
 RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
            "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s

@@ -43,9 +43,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402
-from eval import identity, in_distribution, percent, read, table  # noqa: E402
-from why import spearman  # noqa: E402
+import data
+from eval import identity, in_distribution, percent, read, table
+from why import spearman
 
 LEARNED, WITHIN, SEEDS, MODELS = 0.95, 0.02, 3, 4
 OUTCOMES = "for", "against", "open"
@@ -65,8 +65,8 @@ SCALE = r"default|((dim|steps|batchsize)\d+-?)+"  # settings of the four corners
 UPSTREAM = " gCOG states the task, so a high share upstream says little: compare untrained models."
 GROUNDS = {"Our models on our trials": (False, ""), "The authors' models on our trials": (True, ""),
            "The authors' models on trials with shortcuts": (True, "_release")}
-# what: a test set, or a place where the task is decoded. counts: the seeds that have "learned", are
-# "general" (have 95 % on the last test set), or "all"
+# what: a test set, or a place where the task is decoded. counts: the seeds that have "learned", have
+# not ("late"), are "general" (have 95 % on the last test set), or "all"
 Comparison = namedtuple("Comparison", "split what model other better counts",
                         defaults=(True, "learned"))
 CLAIMS = {
@@ -128,8 +128,8 @@ def name_of(config):
     (512,000) is the authors' models' own."""
     settings = config["settings"]
     if config["model"] == "authors":
-        settings = re.sub("-?steps4000-batchsize128-?", "-", settings).strip("-") or "default"
-    return config["model"] + f"[{settings}]" * (settings != "default")
+        settings = re.sub(r"-?steps4000-batchsize128\b-?", "-", settings).strip("-") or "default"
+    return config["model"] if settings == "default" else f"{config['model']}[{settings}]"
 
 
 def shares(places):
@@ -240,13 +240,15 @@ def sentence(findings):
     """What was seen in comparisons: their differences, and six notes of a kind."""
     parts, notes = [], {}
     for says, word in zip(OUTCOMES, ("for", "against", "undecided")):
-        seen = sorted(100 * gap for was, gap, _ in findings if was == says and gap is not None)
+        seen = [round(100 * gap, 1) + 0.0 for was, gap, _ in findings  # no -0.0
+                if was == says and gap is not None]
         if seen:
-            parts.append(f"{word}: {seen[0]:+.1f} to {seen[-1]:+.1f} points")
+            ends = sorted({min(seen), max(seen)})
+            parts.append(f"{word}: {' to '.join(f'{gap:+.1f}' for gap in ends)} points")
     for what, whose in (note for *_, several in findings for note in several):
         notes.setdefault(what, {})[whose] = None  # each once
     for what, whose in notes.items():
-        more = f" and {len(whose) - 6} more" * (len(whose) > 6)
+        more = f" and {len(whose) - 6} more" if len(whose) > 6 else ""
         parts.append(f"{what}: {', '.join([*whose][:6])}{more}")
     return "; ".join(parts)
 
@@ -261,7 +263,7 @@ def claims_text(runs):
             findings = [judge(ground, c) for c in comparisons] or [claim_5(ground)]
             says = [finding[0] for finding in findings]
             counts = ", ".join(f"{says.count(one)} {one}" for one in OUTCOMES)
-            upstream = UPSTREAM * any(c.what in PLACES for c in comparisons)
+            upstream = UPSTREAM if any(c.what in PLACES for c in comparisons) else ""
             lines.append(f"{number}. {claim}: **{counts}**. {sentence(findings)}.{upstream}")
     return "\n".join(lines)
 
@@ -284,7 +286,8 @@ def summary_table(runs):
 
 def states_table(runs):
     """A row per model and split: rank correlations of hidden states, out of distribution, and the
-    share of the task that is decoded in each place, and in the best place before training."""
+    share of the task that is decoded in each place, and in the best place before training. Without
+    columns that would be empty."""
     like, rows = [f"out: {part}" for part in ("stimulus", "instruction", "answer")], []
     for title, which in GROUNDS.items():
         for (split, name), seeds in sorted(on_ground(runs, *which).items()):
@@ -295,7 +298,9 @@ def states_table(runs):
                          for key in (*PLACES, "untrained", FARTHEST[split])]
                 label = f"{title.partition(' on ')[0]}, {split}, {name}"
                 rows.append([label, *(f"{mean:.2f}" for mean in means), *cells])
-    return table(["hidden states", *like, *PLACES, "untrained", "accuracy"], rows)
+    columns = zip(["hidden states", *like, *PLACES, "untrained", "accuracy"], *rows)
+    header, *rows = zip(*(column for column in columns if any(column[1:]) or not rows))
+    return table(header, rows)
 
 
 def runs_below(folders):

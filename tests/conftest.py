@@ -6,8 +6,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-import eval as evaluation  # noqa: E402
-import train  # noqa: E402
+import eval as evaluation
+import train
 
 evaluation.TEST_TRIALS = train.LOG_TRIALS = 50
 train.REPORT_EVERY = 3

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402
-from eval import drawing, read, table  # noqa: E402
+import data
+from eval import drawing, read, table
 
 DEPTHS = [3, 5, 7, 9]
 GRAY, ORANGE, BLUE, BLACK = "0.6", "#D55E00", "#0072B2", "#000000"
@@ -74,7 +74,7 @@ def ladder(figure, folder):
     for panel, (label, (name, color)) in zip(small.flat, PANELS.items()):
         draw(panel, folder / "looptfmr" / name, color)
         panel.set_title(label, fontsize="small")
-    result = next((folder / "sstfmr/default").glob("seed*/result.json"))
+    result = next(folder.rglob("result.json"))  # any: all were tested on the same trials
     for baseline, style in (("condition-blind", ":"), ("chance", "--")):
         shares = [100 * read(result)["baselines"][f"depth{depth}"][baseline] for depth in DEPTHS]
         for panel in [axis, *small.flat]:
@@ -95,12 +95,13 @@ def main(argv=None):
     parser.add_argument("picture", nargs="?", help="a file to draw, such as ladder.png")
     args = parser.parse_args(argv)
     with data.ending(parser):
-        if not (args.folder / "productive").is_dir():
-            raise data.UsageError(f"there is no folder {args.folder / 'productive'}")
-        print(by_seed(args.folder / "productive"))
+        folder = args.folder / "productive"
+        if not any(folder.rglob("result.json")):
+            raise data.UsageError(f"no finished run in {folder}")
+        print(by_seed(folder))
         if args.picture:
             with drawing(args.picture, 12, 4.6) as figure:
-                ladder(figure, args.folder / "productive")
+                ladder(figure, folder)
 
 
 if __name__ == "__main__":

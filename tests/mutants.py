@@ -60,7 +60,7 @@ def mutants(source):
             yield node.lineno, old, ast.unparse(node), ast.unparse(tree)
 
 
-def copy(folder, changes=()):
+def copy(folder, changes):
     """The repository in another folder, with (file, old, new) changed."""
     for part in ("data.py", "eval.py", "train.py", "README.md", "models", "tests", ".github"):
         copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy

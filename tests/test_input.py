@@ -48,7 +48,6 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
     (vars(module_of("sstfmr")), "Model", lambda dim, layers=1: 0, "a default for dim"),
     (vars(module_of("sstfmr")), "Model", lambda dim=1, layers=1, out=1: 0, "argument --out: conf"),
     (data.SPLITS, "mine", {"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set"),
-    (data.SPLITS, "mine", {"train": Subset()}, "mine needs a test set"),
     (data.SPLITS, "mine", {"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
     (data.SPLITS, "mine", {"train": (a := Subset(depths=(1, 3))), "iid": a}, "iid has trials of")])
 def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, new, says):

@@ -39,7 +39,7 @@ def make(name, std=0.3, **changes):
 
 def gradients(model, batch=BATCH):
     logits = model(*batch[:2])
-    return torch.autograd.grad(F.cross_entropy(logits.float(), batch.answer), model.parameters())
+    return torch.autograd.grad(F.cross_entropy(logits, batch.answer), model.parameters())
 
 
 @each("name, changes", VARIANTS)

@@ -38,14 +38,14 @@ def grid(objects):
     ([(GET_LOCATION, 3, 4, 0, 0)], {(3, 7): (3, 4), (7, 3): (4, 3)}, 39),  # 2 + cell 37
     ([(GET_COLOR, 5, 0, 0, 0)], {(9, 9): (5, 9), (0, 1): (6, 9)}, 136),  # 128 + 8: cyan, the ninth
     ([(GET_SHAPE, 0, 3, 0, 0)], {(2, 0): (10, 3), (0, 2): (10, 9)}, 111),  # 102 + 9: j, the tenth
-    *(([(operator, *selectors)], objects, int(operator % 2 != even))  # of all rows and columns
-      for operators, selectors, objects, even in (
-          ((SUM_EVEN, SUM_ODD), (1, 1, 0, 0), {(3, 4): (1, 1), (3, 5): (1, 2)}, False),  # 7
-          ((SUM_EVEN, SUM_ODD), (1, 1, 2, 2), {(3, 4): (1, 1), (0, 1): (2, 2)}, True),  # 8
-          ((PRODUCT_EVEN, PRODUCT_ODD), (1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, False),
-          ((PRODUCT_EVEN, PRODUCT_ODD), (1, 1, 2, 2), {(3, 5): (1, 1), (7, 9): (2, 2)}, False),
-          ((PRODUCT_EVEN, PRODUCT_ODD), (1, 1, 2, 2), {(3, 5): (1, 1), (7, 0): (2, 2)}, True))
-      for operator in operators),
+    *(([(operator, *selectors)], objects, answer)  # of all rows and columns
+      for selectors, objects, answers in (
+          ((1, 1, 0, 0), {(3, 4): (1, 1), (3, 5): (1, 2)}, {SUM_EVEN: 1, SUM_ODD: 0}),  # 7
+          ((1, 1, 2, 2), {(3, 4): (1, 1), (0, 1): (2, 2)}, {SUM_EVEN: 0, SUM_ODD: 1}),  # 8
+          ((1, 1, 0, 0), {(3, 5): (1, 1), (3, 4): (1, 2)}, {PRODUCT_EVEN: 1, PRODUCT_ODD: 0}),
+          ((1, 1, 2, 2), {(3, 5): (1, 1), (7, 9): (2, 2)}, {PRODUCT_EVEN: 1, PRODUCT_ODD: 0}),
+          ((1, 1, 2, 2), {(3, 5): (1, 1), (7, 0): (2, 2)}, {PRODUCT_EVEN: 0, PRODUCT_ODD: 1}))
+      for operator, answer in answers.items()),
     (TREE3, GRID3, 0),  # 3 + 5 is even: right; 3 * 3 * 2 * 5 is even
     (TREE3, {**GRID3, (3, 5): (0, 0), (3, 4): (1, 1)}, 133),  # 3 + 4 is odd: left; orange
     (TREE5, GRID5, 135),  # purple f: left; 1 + 1 + 2 + 3 is odd: right; the i is pink

@@ -1,6 +1,6 @@
 """The five pages keep their word: commands run at reduced size, edits of exercises apply, tables
 are printed from the recorded runs, links resolve."""
-import importlib
+import importlib.util
 import itertools
 import re
 import shlex

@@ -40,15 +40,14 @@ def cues(instruction, stimulus, asked):
     the tree's operators; the number of objects, of each letter, of each color, and in each class
     of cells (row % 2, column % 2); how many rows and how many objects share a row."""
     def count(feature, classes):
-        feature = feature.long().expand(there.shape)
-        return torch.zeros(len(there), classes).scatter_add_(1, feature, there)
+        return torch.zeros(len(there), classes).scatter_add_(1, feature.expand(there.shape), there)
 
-    there, cell, asked = (stimulus[:, :, 0] > 0).float(), torch.arange(100), asked.long()
+    there, cell = (stimulus[:, :, 0] > 0).float(), torch.arange(100)
     letters, colors = count(stimulus[:, :, 0], 11), count(stimulus[:, :, 1], 11)
     often = torch.stack([letters.gather(1, asked[:, ::2]), colors.gather(1, asked[:, 1::2])], 2)
     often, rows = often.flatten(1), count(cell // 10, 10)
     return torch.cat([((often > 0) | (asked == 0)).all(1, True), often, there.sum(1, True),
-                      one_hot(instruction[:, :, 0].long()).flatten(1), letters, colors,
+                      one_hot(instruction[:, :, 0]).flatten(1), letters, colors,
                       count(cell // 10 % 2 * 2 + cell % 2, 4), (rows > 1).any(1, True),
                       (rows > 1).sum(1, True), (rows * (rows > 1)).sum(1, True)], 1).double()
 

@@ -72,23 +72,22 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
     return [line for line in lines if re.match(r".*: error|Failed", line)]
 
 
-def configurations(*flags):
-    return [*train.configurations(["--device", "cpu", *flags])]
+def configurations(flags):
+    return [*train.configurations(["--device", "cpu", *flags.split()])]
 
 
 def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(monkeypatch):
-    configs = configurations(*"--split all productive_release --model all --seed 0 1 0".split(),
-                             "--lr", "0.1")
+    configs = configurations("--split all productive_release --model all --seed 0 1 0 --lr 0.1")
     folders = {(c["split"], c["model"], c["settings"], c["seed"]) for c in configs}
     splits = 1 + sum(not split.endswith("_release") for split in data.SPLITS)
     assert len(folders) == len(configs) == 2 * len(available()) * splits
     assert all(config == config | train.TRAINING | getattr(
-        module_of(config["model"]), "TRAINING", {}) for config in configurations("--model", "all"))
+        module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
     monkeypatch.setattr(module_of("rnn"), "TRAINING", {"lr": 0.25, "steps": 11})
-    config, = configurations("--model", "looptfmr", "--view", "all", "--carry", "state", "--heads",
-                             "2", "--view", "own", "--more", "1")
+    config, = configurations("--model looptfmr --view all --carry state --heads 2 --view own "
+                             "--more 1")
     assert config["settings"] == "heads2-carrystate-more1"  # the last value, in one order
-    config, = configurations("--model", "rnn", "--steps", "12")  # a flag counts more
+    config, = configurations("--model rnn --steps 12")  # a flag counts more
     assert (config["lr"], config["steps"], config["settings"]) == (0.25, 12, "steps12")
     assert "(default: 0.25)" in train.parser_of("rnn").format_help()
 
@@ -107,8 +106,7 @@ def test_a_flag_of_a_model_has_the_type_of_its_default(monkeypatch):
               width: "Literal[2, 4]" = 2):
         pass
     monkeypatch.setattr(module_of("rnn"), "Model", model)
-    config, = configurations(*"--model rnn --share 1 --n 3 --no-gate --kind a=b --side b "
-                             "--width 4".split())
+    config, = configurations("--model rnn --share 1 --n 3 --no-gate --kind a=b --side b --width 4")
     assert repr(config["model_args"]) == repr(
         {"share": 1.0, "n": 3, "least": 0, "gate": False, "kind": "a=b", "side": "b",
          "width": 4})
@@ -145,7 +143,7 @@ def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flag
     assert (folder.parent.name == trained.parent.name) == (key in unnamed)
 
 
-def test_a_run_leaves_files_that_tell_all(tmp_path, capsys, monkeypatch):
+def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path, "--steps", "12")
     assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps12-batchsize8/seed0"
     assert {*contents(folder)} == {"config.json", "log.csv", "checkpoint.pt", "result.json", "lock"}
@@ -336,7 +334,7 @@ def run_until(moment, out):  # with dropout, and be killed when about to put the
 def test_kills_change_no_bit(tmp_path):
     """Before the first config.json, log 3, checkpoint 3; then, gone on: before log 6 and result."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    for out, moment in (cut, 1), (cut, 2), (cut, 3), (cut, 4), (cut, 3), (cut, 9), (whole, 99):
+    for out, moment in (cut, 1), (cut, 2), (cut, 3), (cut, 5), (cut, 4), (cut, 9), (whole, 99):
         process = elsewhere("t.run_until(int(sys.argv[1]), sys.argv[2])", moment, out)
         killed = process.wait() in (9, -9)
         assert killed == (moment < 9) == (not list(tmp_path.rglob("result.json")))

@@ -1,6 +1,7 @@
 """What is measured of hidden states that are known, where it is measured, and the command line."""
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from data import Pool, Subset
 from eval import load, read
 from models import module_of
 from test_eval import STATES
-from test_train import finished, refusal, trained  # noqa: F401
+from test_train import finished, refusal, trained
 from why import alignment, decoding, spearman, states
 
 why.TRIALS = 200
+
 
 class Known(torch.nn.Module):
     """A model whose features are a known function of the trial."""
@@ -53,7 +55,7 @@ def test_decoding_finds_what_states_hold(known, monkeypatch):
     """... and no more: a vector for each question, seen in training, says nothing of new ones.
     What no root asks for is left out."""
     features, found = ASKED[known]
-    model = Known(lambda tokens, _: features(tokens[:, 0, :3].long()))
+    model = Known(lambda tokens, _: features(tokens[:, 0, :3]))
     shares = decoding(model, "systematic1", "cpu")["features"]
     assert {*shares} == {f"{where}: {part}" for where in ("in", "out") for part in why.PARTS}
     for part, share in shares.items():
@@ -99,10 +101,8 @@ def test_a_loop_that_only_deeper_trees_need_has_no_place():
 
 def test_the_command_line(finished, tmp_path, capsys):
     """A bad run does not stop the others. What is measured is not measured again."""
-    bad, path = tmp_path / "a bad one", finished / "why.json"  # before the others
-    bad.mkdir()
-    for name in ("config.json", "result.json", "checkpoint.pt"):
-        (bad / name).write_bytes((finished / name).read_bytes())
+    bad = shutil.copytree(finished, tmp_path / "a bad one")  # before the others
+    path = finished / "why.json"
     (bad / "checkpoint.pt").write_text("no weights")
     with pytest.raises(SystemExit, match="^2$"):
         why.main([str(tmp_path)])

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402
-from eval import load, looks, percent, table  # noqa: E402
+import data
+from eval import load, looks, percent, table
 
 TRIALS = 1_000
 BRANCHES = [2, 1, 6, 7], [3, 1, 8, 9]  # their tokens in a tree of depth 5: a tree of depth 3 each
@@ -20,7 +20,8 @@ BRANCHES = [2, 1, 6, 7], [3, 1, 8, 9]  # their tokens in a tree of depth 5: a tr
 
 @torch.no_grad()
 def answers(model, instruction, stimulus):
-    """Right or wrong answers of a model (trials, operators), one per call of its readout."""
+    """The classes that a model answers, one tensor per call of its readout: (trials, operators), or
+    (trials,) where the root alone is read."""
     said = []
     with model.readout.register_forward_hook(lambda *call: said.append(call[2].argmax(-1))):
         model(instruction, stimulus)
@@ -64,7 +65,7 @@ def branch_rule(model):
 
 
 def nothing(model):
-    """The attention, in a False Exist, to the empty cells; in a True one, to the object."""
+    """The attention, in a True Exist, to the object; in a False one, to the empty cells."""
     made, shares = data.trials("distractor", "iid", TRIALS), {data.TRUE: [], data.FALSE: []}
     for i, trial in enumerate(zip(*made)):
         solved, = data.evaluate(*trial[:2])
@@ -79,7 +80,7 @@ TABLES = [  # header, runs, what fills a row
     (["looptfmr at depth 5", "leaves after loop 1", "branches after 2", "root after 3",
       "leaves after 3", "branches alone", "rule, depth 5", "rule, depth 7"],
      "productive/looptfmr/*", loops),
-    (["sstfmr at depth 5", "says what its branch asks"], "productive/sstfmr/*", branch_rule),
+    (["sstfmr at depth 5", "gives the chosen condition's answer"], "productive/sstfmr/*", branch_rule),
     (["attention of an Exist", "True: to the object", "False: to empty cells"],
      "distractor/sstfmr/layers1-heads1", nothing)]
 

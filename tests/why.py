@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import data  # noqa: E402
-from eval import answering, devices, hardest, load, predict  # noqa: E402
-from models import module_of  # noqa: E402
+import data
+from eval import answering, devices, hardest, load, predict
+from models import module_of
 
 TRIALS, FIT_TRIALS = 500, 2_000  # per test set; to fit a linear map
 PARTS = "operator", "letter", "color"  # of a token, in this order
@@ -73,7 +73,7 @@ def alignment(model, split, device):
         trials = data.trials(split, subset, TRIALS)
         features = similarities(states(model, trials, device)["features"])
         for part in ("stimulus", "instruction", "answer"):
-            one_hot = F.one_hot(getattr(trials, part).long()).reshape(TRIALS, -1).double()
+            one_hot = F.one_hot(getattr(trials, part)).reshape(TRIALS, -1).double()
             result[f"{where}: {part}"] = spearman(features, similarities(one_hot))
     return result
 
@@ -88,7 +88,7 @@ def decoding(model, split, device):
     fit, *tests = (states(model, trials, device) for trials in sets)
     result = {place: {} for place in fit if all(place in seen for seen in tests)}
     for i, part in enumerate(PARTS):
-        answers = [trials.instruction[:, 0, i].long() for trials in sets]
+        answers = [trials.instruction[:, 0, i] for trials in sets]
         asked = [answer > 0 for answer in answers]  # 0: this root does not ask for it
         if not all(rows.any() for rows in asked):
             continue
