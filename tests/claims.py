@@ -296,7 +296,7 @@ def states_table(runs):
                 means = [statistics.mean(seed[key] for seed in seeds) for key in like]
                 cells = [percent(seed.get(key) for seed in seeds)
                          for key in (*PLACES, "untrained", FARTHEST[split])]
-                label = f"{title.partition(' on ')[0]}, {split}, {name}"
+                label = f"{title.partition(' on ')[0]}, {split}{which[1]}, {name}"
                 rows.append([label, *(f"{mean:.2f}" for mean in means), *cells])
     columns = zip(["hidden states", *like, *PLACES, "untrained", "accuracy"], *rows)
     header, *rows = zip(*(column for column in columns if any(column[1:]) or not rows))
