@@ -65,8 +65,8 @@ SCALE = r"default|((dim|steps|batchsize)\d+-?)+"  # settings of the four corners
 UPSTREAM = " gCOG states the task, so a high share upstream says little: compare untrained models."
 GROUNDS = {"Our models on our trials": (False, ""), "The authors' models on our trials": (True, ""),
            "The authors' models on trials with shortcuts": (True, "_release")}
-# what: a test set, or a place where the task is decoded. counts: the seeds that have "learned", have
-# not ("late"), are "general" (have 95 % on the last test set), or "all"
+# what: a test set, or a place where the task is decoded. counts: the seeds that have "learned", or
+# not ("late"), that are "general" (have 95 % on the last test set), or "all"
 Comparison = namedtuple("Comparison", "split what model other better counts",
                         defaults=(True, "learned"))
 CLAIMS = {

@@ -80,7 +80,8 @@ TABLES = [  # header, runs, what fills a row
     (["looptfmr at depth 5", "leaves after loop 1", "branches after 2", "root after 3",
       "leaves after 3", "branches alone", "rule, depth 5", "rule, depth 7"],
      "productive/looptfmr/*", loops),
-    (["sstfmr at depth 5", "gives the chosen condition's answer"], "productive/sstfmr/*", branch_rule),
+    (["sstfmr at depth 5", "gives the chosen condition's answer"],
+     "productive/sstfmr/*", branch_rule),
     (["attention of an Exist", "True: to the object", "False: to empty cells"],
      "distractor/sstfmr/layers1-heads1", nothing)]
 
