@@ -157,7 +157,22 @@ def check_operator(name, question, holds, objects):
                              "change holds, or how many objects it has")
 
 
-# ---- drawing a trial by the rules of tests/README.md --------------------------------------------
+# ---- drawing a trial ----------------------------------------------------------------------------
+# Every trial keeps five rules. Rules 3 and 5 are ours; trials with shortcuts do without them.
+#
+# 1. All selectors of a tree differ. The shape that a GetColor names and the color that a GetShape
+#    names are nobody else's: no other selector's, no distractor's.
+# 2. Every selector has exactly one object on the grid, on the answering path or not. Only an Exist
+#    that is False has none.
+# 3. An Exist needs binding. It has a companion, a pair that nobody names. If the Exist is True, its
+#    object and the companion are on the grid. If it is False, the same two are, with their colors
+#    swapped. So shapes, colors and their numbers are the same for both answers.
+# 4. A boolean operator is True with probability 1/2, independently of everything else.
+# 5. No two objects share a cell. While a distractor is left, an operator about places makes one its
+#    decoy: if one of the operator's objects, drawn by lot, lay in the decoy's cell, the answer
+#    would be the opposite. The operators on the answering path get theirs first.
+#
+# A draw that cannot keep them is drawn again.
 class Node(NamedTuple):
     """Operator i of a tree, which leads to 2 i + 1 if it is True, else to 2 i + 2."""
     operator: str
@@ -430,8 +445,11 @@ def show(trial):
 
 @contextlib.contextmanager
 def replacing(path):
-    """A temporary path beside `path`, which replaces it if all goes well. If not, the old stays."""
-    path = pathlib.Path(path)
+    """A temporary path beside the file `path`, or beside what a link leads to, which replaces it if
+    all goes well. If not, the old file stays. UsageError where `path` is no file."""
+    path = pathlib.Path(path).resolve()
+    if path.exists() and not path.is_file():  # a folder, or /dev/null
+        raise UsageError(f"{path} is no file that could be replaced")
     temporary = path.parent / f"{path.stem}.{os.getpid()}{path.suffix}"
     try:
         yield temporary
@@ -447,11 +465,12 @@ def ending(parser):
         sys.stdout.reconfigure(errors="replace")  # for consoles that lack ±
     try:
         yield
-        sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout may be None
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # its reader has left, as `| head -1` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (UsageError, OSError) as error:
         parser.error(str(error))
 

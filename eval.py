@@ -1,16 +1,19 @@
-"""Evaluates trained models: tables, mistakes, a picture of attention.
+"""Evaluates trained models: tables, figures, mistakes, attention, hidden states.
 
-    python eval.py runs                                # what train.py measured at the end of runs
-    python eval.py runs/productive --per-operator      # ... and by the operator that answers
-    python eval.py runs/distractor/sstfmr --show 3     # trials that the model got wrong
+    python eval.py models/recorded                   # a table per split, then a summary
+    python eval.py runs/productive --per-operator    # ... and accuracy by operator
+    python eval.py runs --plot accuracy.png          # bars per model, lines by test set
+    python eval.py runs/distractor/sstfmr --show 3   # trials that the model got wrong
     python eval.py runs/productive/looptfmr --attention look.png --subset depth5
+    python eval.py runs/productive/sstfmr --why      # what its hidden states hold
+
+Accuracy is what train.py measured at the end of a run. The last three need its weights.
 """
 import argparse
-import ast
 import collections
 import contextlib
 import functools
-import hashlib
+import glob
 import itertools
 import json
 import math
@@ -20,13 +23,12 @@ import zipfile
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 from tqdm import tqdm
 
 import data
 from data import UsageError
-from models import module_of
-
-TEST_TRIALS = 10_000  # per test set
+from models import ALL, PAPER, module_of
 
 
 # ---- what a number is compared with -------------------------------------------------------------
@@ -63,14 +65,14 @@ def chance(subset):
         answers = {"GetLocation": data.CELLS, "GetColor": pool.colors, "GetShape": pool.shapes}
         for operator in pool.leaves:
             possible = answers.get(operator, ("True", "False"))
-            for answer in possible:
-                share[operator][answer] += 1 / len(pool.leaves) / len(possible)
+            share[operator].update({a: 1 / len(pool.leaves) / len(possible) for a in possible})
     return {name: max(counts.values()) / counts.total() for name, counts in share.items()}
 
 
 def no_binding(node, stimulus, shortcuts):
     """The probability to answer a Solved operator right, for a reader who sees which shapes, colors
-    and cells are on the grid, but not which belong together."""
+    and cells are on the grid, but not which belong together. (With shortcuts, Exist is True for
+    this reader where its shape and its color occur, however often.)"""
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
     if node.operator == "GetLocation":
@@ -104,32 +106,20 @@ def vote(values, answer):
     return (answer in best) / len(best)
 
 
-def in_distribution(split):
-    """The test sets drawn like the training trials, depth by depth. UsageError if there is none."""
+def tests_of(split):
+    return [name for name in data.SPLITS[split] if name != "train"]
+
+
+def near_and_far(split):
+    """The last test set in distribution, whose trials are drawn like those of training, and the
+    last one of all, the hardest. UsageError if none is in distribution."""
     train = data.SPLITS[split]["train"]
-    found = [name for name, subset in data.SPLITS[split].items()
-             if name != "train" and subset._replace(depths=train.depths) == train
-             and set(subset.depths) <= set(train.depths)]
-    if not found:
+    near = [name for name in tests_of(split)
+            if data.SPLITS[split][name]._replace(depths=train.depths) == train
+            and set(data.SPLITS[split][name].depths) <= set(train.depths)]
+    if not near:
         raise UsageError(f"{split} needs a test set drawn like its training trials")
-    return found
-
-
-def hardest(split):
-    """The last test set in distribution, and the last one out of it."""
-    return in_distribution(split)[-1], list(data.SPLITS[split])[-1]
-
-
-def tests_of(split, n):
-    """Test set -> the number of its trials, with a hash of the first hundred, as text."""
-    return {name: f"{n:,} trials {hash_of(split, name, subset)}"
-            for name, subset in data.SPLITS[split].items() if name != "train"}
-
-
-@functools.cache
-def hash_of(split, name, subset):  # subset: as in test_set
-    some = b"".join(part.numpy().tobytes() for part in data.trials(split, name, 100))
-    return hashlib.sha256(some).hexdigest()[:8]
+    return near[-1], tests_of(split)[-1]
 
 
 # ---- accuracy -----------------------------------------------------------------------------------
@@ -140,56 +130,14 @@ def devices():
     return ["mps"] * mps + ["cpu"] + ["cuda"] * cuda  # mps is untested
 
 
-KEYS = {"config.json": ("split", "model", "settings", "seed", "model_args"),
-        "result.json": ("accuracy", "baselines", "kinds", "tests", "log")}
-
-
 def read(path):
     """What a JSON file of a run holds. UsageError where it is missing or damaged."""
+    needed = ("config", "accuracy", "baselines", "kinds") if path.name == "result.json" else ()
     try:
         content = json.loads(path.read_text())
-        return content | {key: content[key] for key in KEYS.get(path.name, ())}  # or KeyError
+        return content | {key: content[key] for key in needed}  # or KeyError
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is missing or damaged: {error!r}") from error
-
-
-def config_of(folder):
-    """The config of a run folder."""
-    config = read(folder / "config.json")
-    if config["split"] not in data.SPLITS:
-        raise UsageError(f"there is no split {config['split']!r} any more")
-    return config
-
-
-def code_of(model):
-    """File -> a short hash of its code, without comments, layout and docstrings: the files that
-    decide what a run computes, if they are there."""
-    hashes = {}
-    for name in "data.py", "train.py", f"models/{model}.py":
-        path = Path(__file__).parent / name
-        if path.exists():  # not so for a model that is gone
-            code = repr(plain(ast.parse(path.read_text(encoding="utf-8"), path)))
-            hashes[name] = hashlib.sha256(code.encode()).hexdigest()[:8]
-    return hashes
-
-
-def plain(node):
-    """A syntax tree as lists, the same in all versions of Python, without docstrings."""
-    if isinstance(node, list):
-        return [plain(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-        del node.body[0]
-    return [type(node).__name__, *((field, plain(value)) for field, value in ast.iter_fields(node)
-                                   if value != [])]  # newer versions have more empty fields
-
-
-def changed(config):
-    """The files that changed since a run began. (Recorded runs name no code: none.)"""
-    then = config.get("code", {})
-    now = code_of(config["model"]) if then else {}
-    return [file for file in then if now.get(file) != then[file]]
 
 
 def checkpoint_of(folder):
@@ -204,26 +152,25 @@ def checkpoint_of(folder):
         raise UsageError(f"{path} is {'damaged' if path.exists() else 'missing'}") from error
 
 
-def load(folder, device="cpu"):
-    """The model of a run folder, ready to call, and its config with that device. A line on stderr
-    says which code has changed since."""
+def load(folder, trained=True):
+    """The model of a finished run, ready to call, and its config. Or the same before training."""
     folder = Path(folder)
-    config = config_of(folder) | {"device": device}
-    saved, name = checkpoint_of(folder), config["model"]
+    config = read(folder / "result.json")["config"]
+    saved = checkpoint_of(folder)["model"] if trained else None
     try:
         with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
-            model = module_of(name).Model(**config["model_args"])
-        model.load_state_dict(saved["model"])
+            torch.manual_seed(config["seed"])  # as in train.py
+            model = module_of(config["model"]).Model(**config["model_args"])
+        if trained:
+            model.load_state_dict(saved)
     except Exception as error:  # any failure here means that they do not fit
-        raise UsageError(f"its weights do not fit today's models/{name}.py and data.py: was an "
-                         f"operator added, or a setting changed? ({error!r:.80})") from error
-    if files := changed({"code": saved.get("code", {})} | config):  # recorded weights have it
-        print(f"{folder}: {', '.join(files)} changed since this run", file=sys.stderr)
-    return model.to(device).eval(), config
+        raise UsageError(f"its weights do not fit today's models/{config['model']}.py and data.py: "
+                         f"was an operator added, or a setting changed? ({error!r:.80})") from error
+    return model.eval(), config
 
 
 @torch.no_grad()
-def predict(function, trials, device):
+def predict(function, trials, device="cpu"):
     """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time. The
     model gets copies, which it may change."""
     outputs = []
@@ -237,9 +184,9 @@ def predict(function, trials, device):
 
 def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
-    result = {"accuracy": {}, "baselines": {}, "kinds": {}, "tests": tests_of(split, n)}
+    result = {"accuracy": {}, "baselines": {}, "kinds": {}}
     quiet = True if n < 1000 else None  # None: where stderr is no terminal
-    for name in tqdm(result["tests"], f"testing {split}", leave=False, disable=quiet):
+    for name in tqdm(tests_of(split), f"testing {split}", leave=False, disable=quiet):
         made, kinds, result["baselines"][name] = test_set(split, name, data.SPLITS[split][name], n)
         right = (predict(model, made, device).argmax(1) == made.answer).float()
         result["accuracy"][name] = right.mean().item()
@@ -247,74 +194,85 @@ def score(model, split, n, device):
     return result
 
 
-# ---- why: mistakes, and where a model looks -----------------------------------------------------
-
 def mistakes(model, config, n):
-    """The first n trials that a model answers wrong, of the first 1,000 of the last test set."""
-    made = data.trials(config["split"], hardest(config["split"])[1], 1000)
-    says = predict(model, made, config["device"]).argmax(1)
-    wrong = (f"{data.show(trial)}\nThe model says: {data.ANSWERS[said]}"
-             for trial, said in zip(zip(*made), says) if trial[2] != said)
-    return "\n\n".join(itertools.islice(wrong, n)) or "No mistake in 1,000."
-
-
-def answering(model, kind):
-    """The modules of that class through which the token that answers goes: (name, module, row)."""
-    reader = getattr(model, "encode_instruction", model)  # the part that chooses a token
-    usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
-    for name, module in model.named_modules():
-        part = getattr(model, name.partition(".")[0], None)
-        row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
-        if type(module).__name__ == kind and row is not None:
-            yield name, module, row
-
-
-def looks(model, trial, operator=0):
-    """Where the token that answers looks, in Trials of one: its attentions in the order of
-    computing, as (name, [(key, weight), ...]), and what the readout gave. A key is a cell with an
-    object, or words. A weight is the mean over heads. LoopTfmr answers for any operator."""
-    found, said = [], []
-    question, grid = keys_of(model, trial)
-
-    def record(module, inputs, _, name, row):
-        weights = module.weights(*inputs)[0].mean(0)[row].tolist()
-        keys = question if "instruction" in name else question + grid
-        if "each_other" in name:
-            keys = [f"latent {i}" for i in range(len(weights))]
-        keys = keys[-len(weights):]  # some see the grid alone
-        found.append((name.removesuffix(".attention"), list(zip(keys, weights))))
-
-    with contextlib.ExitStack() as hooks:
-        for name, module, row in answering(model, "Attention"):
-            hook = functools.partial(record, name=name, row=operator if row == 0 else row)
-            hooks.enter_context(module.register_forward_hook(hook))
-        hooks.enter_context(model.readout.register_forward_hook(lambda *call: said.append(call[2])))
-        predict(model, trial, next(model.parameters()).device.type)
-    return found, said
-
-
-def keys_of(model, trial):
-    """The tokens of a question and of a grid, in the order in which a model reads them."""
-    names, letters = ["", *data.OPERATORS], ["", *(f" {letter}" for letter in data.LETTERS)]
-    colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
-    loops, tokens = hasattr(model, "answers"), trial.instruction[0].tolist()
-    if loops:  # LoopTfmr has no IfElses and no EOS
-        tokens = [token for token in tokens if token[0] != data.IF_ELSE]
-    first = [names[name] + colors[color] + letters[shape] for name, shape, color, _, _ in tokens]
-    second = [names[name] + colors[color] + letters[shape] for name, _, _, shape, color in tokens]
-    if hasattr(model, "instruction") and hasattr(model.instruction, "shape2"):
-        second = []  # PaperTfmr has one token per operator
-    last = [f"answer to {token}" for token in first] if loops else ["EOS of the question"]
-    cells = [cell for cell, (shape, _) in zip(data.CELLS, trial.stimulus[0].tolist()) if shape]
-    empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
-    return first + second + last, cells + empty + ["EOS of the grid"]
+    """The first n trials that a model answers wrong, of 1,000 of the hardest test set, as text."""
+    made = data.trials(config["split"], near_and_far(config["split"])[1], 1000)
+    said = predict(model, made).argmax(1)
+    wrong = [f"{data.show(trial)}\nThe model says: {data.ANSWERS[answer]}"
+             for trial, answer in zip(zip(*made), said) if answer != trial[2]]
+    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong.", *wrong[:n]])
 
 
 # ---- tables -------------------------------------------------------------------------------------
 
+MACHINE = "seed device python torch machine threads gpu".split()  # may differ within a row
+
+
+def runs_below(folders):
+    """The finished runs (folder, config, result) in folders or below them. Below one folder, the
+    paper's six come first, in its order, then our changes to them, then all other models. Lines on
+    stderr name what cannot be read."""
+    def rank(run):
+        name, settings = run[1]["model"], run[1]["settings"]
+        place = ALL.index(name) if name in ALL else len(ALL)
+        return name not in PAPER, name in PAPER and settings != "default", place, name, settings
+
+    runs = {}  # of copies and links, the first counts
+    for above in folders:
+        pattern, found = str(Path(glob.escape(str(above)), "**", "result.json")), []
+        for path in sorted(map(Path, glob.glob(pattern, recursive=True))):  # also behind links
+            try:
+                result = read(path)
+                if result["config"]["split"] not in data.SPLITS:
+                    raise UsageError(f"there is no split {result['config']['split']!r} any more")
+                found.append((path.parent, result["config"], result))
+            except UsageError as error:
+                print(f"not shown: {path.parent}: {error}", file=sys.stderr)
+        for run in sorted(found, key=rank):
+            runs.setdefault(run[0].resolve(), run)
+    return [*runs.values()]
+
+
+def rows_of(runs):
+    """Label of a row -> split -> the results of its seeds. Baselines come first, as if they were
+    models. Where --outs differ, labels name them. Runs of one name that differ in config or in
+    their copies of the code have rows of their own, which say in what they differ."""
+    rows, groups = {name: {} for name in BASELINES}, {}
+    for _, config, result in runs:
+        for test, baselines in result["baselines"].items():
+            for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
+                row = rows[name].setdefault(config["split"], [{"accuracy": {}, "kinds": {}}])
+                row[0]["accuracy"].setdefault(test, accuracy)
+    outs = {folder.absolute().parents[3] for folder, _, _ in runs}
+    for folder, config, result in runs:
+        label, split = config["model"], config["split"]
+        if config["settings"] != "default":
+            label += f" ({config['settings']})"
+        if len(outs) > 1:
+            label = f"{folder.absolute().parents[3].name}: {label}"
+        identity = {name: value for name, value in config.items() if name not in MACHINE}
+        identity |= {path.name: path.read_text() for path in folder.glob("*.py")}
+        alike = groups.setdefault(label, {}).setdefault(split, {})
+        seeds = alike.setdefault(json.dumps(identity, sort_keys=True), {})
+        seeds.setdefault(config["seed"], result)
+    for label, (split, alike) in ((label, of) for label in groups for of in groups[label].items()):
+        first = json.loads([*alike][0])
+        for i, (identity, seeds) in enumerate(alike.items(), 1):
+            here = json.loads(identity)
+            other = [name for name in first | here if first.get(name) != here.get(name)]
+            name = f"{label} #{i}: other {', '.join(other)}" if other else label
+            rows.setdefault(name, {})[split] = [*seeds.values()]
+    return rows
+
+
+def at(results, test):
+    """The accuracies on a test set, one per seed."""
+    return [result["accuracy"][test] for result in results if test in result["accuracy"]]
+
+
 def percent(values):
     """A mean in percent, with its standard deviation where there are several values, as text."""
-    values = [100 * v for v in values if v is not None]
+    values = [100 * value for value in values]
     spread = f"±{statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
@@ -328,61 +286,36 @@ def table(header, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def identity(config, result):
-    """The code, settings and test trials that seeds of one row share, as a set of (name, value).
-    Recorded runs name an edition instead of their code."""
-    names = "edition steps batch_size train_size optimizer lr decay schedule".split()
-    settings = {name: config.get(name) for name in names} | config["model_args"]
-    whole = config.get("code", {}) | settings | result["tests"]
-    return frozenset((name, str(value)) for name, value in whole.items())
-
-
-def rows_of(runs):
-    """Label of a row -> its runs (config, result), one per seed: of copies, the first. Runs of one
-    name that differ in more than the seed have rows of their own: the second one ends in #2."""
-    found = {}  # name -> identity -> seed -> run
-    for config, result in runs:
-        alike = found.setdefault(f"{config['model']} ({config['settings']})", {})
-        seeds = alike.setdefault(identity(config, result), {})
-        seeds.setdefault(config["seed"], (config, result))
-    return {name if i == 1 else f"{name} #{i}": [*seeds.values()]
-            for name, alike in found.items() for i, seeds in enumerate(alike.values(), 1)}
-
-
-def notes(split, rows):
-    """Sentences on rows that differ from the first of their name, or from what there is today."""
-    for label, [(config, result), *_] in rows.items():
-        first = rows[label.partition(" #")[0]][0]
-        other = {name for name, _ in identity(*first) ^ identity(config, result)}
-        tests = [name for name, test in tests_of(split, TEST_TRIALS).items()
-                 if result["tests"].get(name) != test]
-        if other:
-            yield f"{label} differs from the first row of its name in {', '.join(sorted(other))}."
-        if files := changed(config):
-            yield f"{label}: {', '.join(files)} changed since."
-        if tests:
-            yield f"{label} was not tested on today's trials of {', '.join(tests)}."
-
-
-def split_table(split, runs, per_operator):
-    """A row per model and settings, mean and spread over seeds, then notes. Runs are (config,
-    result) pairs of one split."""
-    rows = rows_of(runs)
-    sets = {name: found for _, result in runs for name, found in result["baselines"].items()}
-    lines = [[name, *(percent([found.get(name)]) for found in sets.values())]
-             for name in max(sets.values(), key=len)]  # at depth 1, none is condition-blind
-    for label, seeds in rows.items():
-        results = [result for _, result in seeds]
+def split_table(split, rows, per_operator):
+    """A row per model and settings, mean and spread over seeds."""
+    tests, lines = tests_of(split), []
+    for label, results in ((label, of[split]) for label, of in rows.items() if split in of):
         label += f", {len(results)} seeds" if len(results) > 1 else ""
-        lines.append([label, *(percent(r["accuracy"].get(c) for r in results) for c in sets)])
+        lines.append([label, *(percent(at(results, test)) for test in tests)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
-        lines += [[f"  {kind}", *(percent(r["kinds"].get(c, {}).get(kind) for r in results)
-                                  for c in sets)] for kind in kinds if per_operator]
-    return "\n".join([table([f"{split}, accuracy in %", *sets], lines), *notes(split, rows)])
+        for kind in kinds if per_operator else ():
+            lines.append([f"  {kind}", *(percent(r["kinds"][test][kind] for r in results if kind in
+                                                 r["kinds"].get(test, ())) for test in tests)])
+    return table([f"{split}, accuracy in %", *tests], lines)
 
 
-# ---- a picture ----------------------------------------------------------------------------------
+def summary_table(splits, rows):
+    """A row per model that was trained on several splits, a column per split: in distribution ->
+    hardest test set, this one with its spread over seeds."""
+    ends, lines = {split: near_and_far(split) for split in splits}, []
+    for label, of in rows.items():
+        if len(of.keys() & ends) > 1:
+            cells = [[percent(at(of.get(split, []), test)) for test in ends[split]]
+                     for split in splits]
+            lines.append([label, *(f"{near.partition('±')[0]} -> {far}" if near else ""
+                                   for near, far in cells)])
+    header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
+    return table(["accuracy in %", *header], lines)
 
+
+# ---- pictures -----------------------------------------------------------------------------------
+
+BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # how they are drawn
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
 
@@ -404,66 +337,233 @@ def drawing(path, width, height):
     print(f"\nDrawn: {path}")
 
 
-def draw_attention(folder, args):
+def draw_accuracy(figure, splits, rows):
+    """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
+    per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
+    labels = [label for label in rows if label not in BASELINES]
+    axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
+                           height_ratios=(0.5 + 0.35 * len(labels), 2.5))
+    for bars, lines, split in zip(*axes, splits):
+        (near, far), tests = near_and_far(split), tests_of(split)
+        for label, results in ((label, of[split]) for label, of in rows.items() if split in of):
+            seeds = {test: [100 * a for a in at(results, test)] for test in tests}
+            means = [statistics.mean(seeds[test] or [math.nan]) for test in tests]
+            if label in BASELINES:
+                style = {"color": "0.3", "linestyle": BASELINES[label], "linewidth": 1}
+                bars.axvline(means[-1], zorder=0, **style)
+                lines.plot(tests, means, label=label, **style)
+                continue
+            y, color = labels.index(label), f"C{labels.index(label)}"
+            for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
+                bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
+                bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
+            lines.plot(tests, means, ".-", color=color)
+        bars.set_title(f"{split}\nlight: {near}, dark: {far}", fontsize="medium")
+        bars.set(xlim=(0, 103), ylim=(len(labels) - 0.5, -0.5), yticks=range(len(labels)),
+                 yticklabels=labels)
+        lines.set(ylim=(0, 103))
+        lines.tick_params(axis="x", rotation=20, labelsize="small")
+    for i, tick in enumerate(axes[0, 0].get_yticklabels()):
+        tick.set_color(f"C{i}")
+    axes[1, 0].set_ylabel("accuracy in %")
+    legend = max((axis.get_legend_handles_labels() for axis in axes[1]), key=lambda of: len(of[1]))
+    figure.legend(*legend, loc="outside lower center", ncols=3, fontsize="small",
+                  title="what one can have without solving the task (above: on the hardest set)",
+                  title_fontsize="small")
+
+
+# ---- inside a model: where it looks -------------------------------------------------------------
+
+@torch.no_grad()
+def calls(model, instruction, stimulus, kind):
+    """The features of trials, and what computed the token that answers: (name, module, inputs,
+    output, row of that token) of each call of a module of a class, in the order of computing."""
+    reader = getattr(model, "encode_instruction", model)  # the part that chooses a token
+    usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
+    found = []
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            part = getattr(model, name.partition(".")[0], None)
+            row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
+            if type(module).__name__ == kind and row is not None:
+                hooks.enter_context(module.register_forward_hook(
+                    lambda *call, name=name, row=row: found.append((name, *call, row))))
+        return model.features(instruction, stimulus), found
+
+
+def keys_of(model, instruction, stimulus):
+    """The tokens of a question and of a grid, in the order in which a model reads them. A key is a
+    cell with an object, or words."""
+    names, letters = ["", *data.OPERATORS], ["", *(f" {letter}" for letter in data.LETTERS)]
+    colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
+    loops, tokens = hasattr(model, "answers"), instruction.tolist()
+    if loops:  # LoopTfmr has no IfElses and no EOS
+        tokens = [token for token in tokens if token[0] != data.IF_ELSE]
+    first = [names[name] + colors[color] + letters[shape] for name, shape, color, _, _ in tokens]
+    second = [names[name] + colors[color] + letters[shape] for name, _, _, shape, color in tokens]
+    last = [f"answer to {token}" for token in first] if loops else ["EOS of the question"]
+    cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
+    empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
+    return first + second + last, cells + empty + ["EOS of the grid"]
+
+
+def looks(model, instruction, stimulus):
+    """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each of its
+    attentions, in the order of computing; and the answer. A weight is the mean over heads.
+    UsageError where a model has other tokens than those that keys_of names."""
+    question, grid = keys_of(model, instruction, stimulus)
+    features, found = calls(model, instruction[None], stimulus[None], "Attention")
+    seen = []
+    for name, module, inputs, _, row in found:
+        weights = module.weights(*inputs)[0].mean(0)[row].tolist()
+        keys = question if "instruction" in name else question + grid
+        if "each_other" in name:
+            keys = [f"latent {i}" for i in range(len(weights))]
+        elif "stimulus" in name or "look" in name:
+            keys = grid
+        if len(keys) != len(weights):
+            raise UsageError(f"{name} reads {len(weights)} tokens, but keys_of in eval.py names "
+                             f"{len(keys)}: change it with the model")
+        seen.append((name.removesuffix(".attention"), list(zip(keys, weights))))
+    return seen, data.ANSWERS[model.readout(features).argmax()]
+
+
+def draw_attention(folder, path, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
-    model, config = load(folder, devices()[-1])
-    split, operator = config["split"], args.operator
-    subset = args.subset or hardest(split)[0]
-    trial = data.Trials(*(part[-1:] for part in data.trials(split, subset, args.trial + 1)))
-    solved = data.evaluate(trial.instruction[0], trial.stimulus[0])
-    loops = hasattr(model, "answers")
-    if operator and (operator >= len(solved) or not loops):
-        raise UsageError(f"--operator: there is none but the root, or LoopTfmr's {len(solved)}")
-    found, said = looks(model, trial, operator)
-    if not any(key == "EOS of the grid" for _, look in found for key, _ in look):
+    model, config = load(folder)
+    subset = subset or near_and_far(config["split"])[0]
+    trials = data.trials(config["split"], subset, number + 1)
+    instruction, stimulus, answer = (part[-1] for part in trials)
+    seen, said = looks(model, instruction, stimulus)
+    if not any(key == "EOS of the grid" for _, look in seen for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
-    right = data.ANSWERS[solved[data.descend(solved, operator)[-1]].answer]
-    # LoopTfmr reads all operators after each loop, and then the root once more
-    logits = said[-2][0, operator] if operator else said[-1][0]
-    text = (f"{data.describe(solved, operator)}\n\nRight answer: {right}. "
-            f"The model says: {data.ANSWERS[logits.argmax()]}.\n{config['model']} "
-            f"({config['settings']}), seed {config['seed']}; {split}, {subset}, trial {args.trial}"
-            "\nAttention of the token that answers, in percent (mean over heads; from 0.5 on)\n")
-    columns = len({name for name, _ in found})
-    rows = math.ceil(len(found) / columns)
-    with drawing(args.attention, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
+    text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
+            f"{data.ANSWERS[answer]}. The model says: {said}.\n{config['model']} "
+            f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
+            f"{number}\nAttention of the token that answers, in percent (mean over heads)\n")
+    columns = len({name for name, _ in seen})
+    rows = math.ceil(len(seen) / columns)
+    with drawing(path, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
         figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
-        for i, (name, look) in enumerate(found):
+        for i, (name, look) in enumerate(seen):
             axis = figure.add_subplot(rows, columns, i + 1)
-            loop = f", loop {i // columns + 1}" if loops else ""
+            loop = f", loop {i // columns + 1}" if rows > 1 else ""
             axis.set_title(name + loop, fontsize=9, loc="left")
-            draw_look(axis, trial.stimulus[0].tolist(), look)
+            draw_look(axis, stimulus.tolist(), dict(look), look)
 
 
-def draw_look(axis, stimulus, look):
-    """The grid, and beside it the ten words that weigh most. Shade is attention."""
+def draw_look(axis, stimulus, shares, look):
+    """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
-    shares, size = dict(look), data.GRID
-    grid = [[shares.get((row, column), 0) for column in range(size)] for row in range(size)]
-    words = [(share, key) for key, share in look if isinstance(key, str) and share >= 0.005]
-    words = sorted(words, reverse=True)[:size]
-    shade = {"cmap": "gray", "vmin": -0.2, "vmax": 1.2, "edgecolors": "0.35", "linewidth": 0.5}
-    axis.pcolormesh(range(size + 1), range(size + 1), grid, **shade)
-    if words:
-        axis.pcolormesh([11, 12], range(len(words) + 1), [[share] for share, _ in words], **shade)
-    axis.set(xlim=(-0.7, 20), ylim=(size, -0.7), aspect="equal")
+    size, edge = data.GRID, {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
+    axis.pcolormesh([[shares.get((row, column), 0) for column in range(size)]
+                     for row in range(size)], cmap="gray", vmin=-0.2, vmax=1.2, edgecolors="0.35")
+    axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
     axis.set_axis_off()
-    edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}  # on bright cells
-    bold = {"weight": "bold", "ha": "center", "va": "center", **edge}
-    for i in range(size):
-        axis.text(-0.3, i + 0.5, i, size=6, color="0.5", ha="center", va="center")
-        axis.text(i + 0.5, -0.4, i, size=6, color="0.5", ha="center", va="center")
     for (row, column), (shape, color) in zip(data.CELLS, stimulus):
-        share = grid[row][column]
+        share = shares.get((row, column), 0)
         if shape:
-            letter = data.LETTERS[shape - 1]
-            axis.text(column + 0.5, row + 0.5, letter, color=BRIGHT[color - 1], **bold)
+            axis.text(column + 0.5, row + 0.5, data.LETTERS[shape - 1], color=BRIGHT[color - 1],
+                      weight="bold", ha="center", va="center", **edge)
         if share >= 0.005:
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)
-    for row, (share, key) in enumerate(words):
-        axis.text(11.5, row + 0.5, f"{100 * share:.0f}", color="white", size=7, **bold)
-        axis.text(12.3, row + 0.5, key, size=8, va="center")
+    words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
+    lines = [f"{100 * share:3.0f} % {key}" for share, key in words[:size] if share >= 0.005]
+    axis.text(size + 0.5, 0, "\n".join(lines), size=8, va="top")
+
+
+# ---- inside a model: what its states hold -------------------------------------------------------
+
+PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
+PARTS = "operator", "letter", "color"  # of a token, in this order
+
+
+def states(model, trials):
+    """Place -> the states (n, C) of the token that answers: after each block, numbered in the order
+    of computing, and the features. HyperTfmr also has a code. What a block of the stimulus's
+    encoder gives does not know the question, and is left out."""
+    places = collections.defaultdict(list)
+    for batch in zip(trials.instruction.split(100), trials.stimulus.split(100)):
+        features, found = calls(model, *batch, "Block")
+        found = [call for call in found if not call[0].startswith("encode_stimulus")]
+        for i, (_, _, _, output, row) in enumerate(found, 1):
+            places[f"block {i}"].append(output[:, row])
+        if hasattr(model, "infer"):
+            with torch.no_grad():
+                places["code"].append(model.infer(batch[0]))
+        places["features"].append(features)
+    return {place: torch.cat(parts).double() for place, parts in places.items()}
+
+
+def similarities(x):
+    """The ranks of the correlations of all pairs of rows (n, C), 0 for a constant row. Equal ones
+    share a mean rank."""
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    pairs = torch.corrcoef(x.double())[first, second].nan_to_num().round(decimals=5)
+    _, place, count = pairs.unique(return_inverse=True, return_counts=True)
+    return (count.cumsum(0) - (count - 1) / 2)[place].double()
+
+
+def alignment(x, trials):
+    """Representational similarity analysis (Ito et al. 2024): are states x (n, C) organized like
+    stimuli, instructions, answers? Rank correlations of their similarities with those of one-hot
+    codes; 0 where all are equal."""
+    parts = trials.stimulus, trials.instruction, trials.answer[:, None]
+    ranks = [similarities(x), *(similarities(F.one_hot(part).flatten(1)) for part in parts)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1:].nan_to_num().tolist()
+
+
+def decoding(x, trials, test_x, test_trials):
+    """Linear decoding (Redhardt et al. 2025, Kobayashi et al. 2024): the mean share of operator,
+    letter and color of the root's question that a linear map, fitted to states x, finds in
+    test_x."""
+    shares = []
+    for i in range(3):
+        y, answer = trials.instruction[:, 0, i], test_trials.instruction[:, 0, i]
+        if y.any() and answer.any():  # 0: this root does not ask for it
+            inputs, targets = x[y > 0], F.one_hot(y[y > 0]).double()
+            mean = inputs.mean(0)
+            matrix = torch.linalg.pinv(inputs - mean, rtol=1e-3) @ (targets - targets.mean(0))
+            said = ((test_x[answer > 0] - mean) @ matrix + targets.mean(0)).argmax(1)
+            shares.append((said == answer[answer > 0]).double().mean().item())
+    return statistics.mean(shares)
+
+
+def measure(folder):
+    """Measures the hidden states of a run on the hardest test set, and keeps in its result.json how
+    they are organized, and what is decoded from each place, after training and before."""
+    found = {}
+    for when, trained in ("untrained", False), ("decoded", True):
+        model, config = load(folder, trained)
+        near, far = near_and_far(config["split"])
+        fit = data.trials(config["split"], near, FIT, seed=1)
+        test = data.trials(config["split"], far, PROBES)
+        x, test_x = states(model, fit), states(model, test)
+        found[when] = {place: decoding(x[place], fit, test_x[place], test)
+                       for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
+    found["alignment"] = dict(zip(("stimulus", "instruction", "answer"),
+                                  alignment(test_x["features"], test)))
+    path = folder / "result.json"
+    with data.replacing(path) as temporary:
+        temporary.write_text(json.dumps(read(path) | {"why": found}, indent=1))
+
+
+def why_table(splits, rows):
+    """A row per split and model whose hidden states were measured, with means over these seeds."""
+    lines = []
+    for split, (label, of) in itertools.product(splits, rows.items()):
+        if seeds := [result["why"] for result in of.get(split, []) if "why" in result]:
+            like = [statistics.mean(seed["alignment"][part] for seed in seeds)
+                    for part in ("stimulus", "instruction", "answer")]
+            lines.append([f"{split}, {label}", *(f"{r:.2f}" for r in like),
+                          percent(max(seed["untrained"].values()) for seed in seeds),
+                          percent(max(seed["decoded"].values()) for seed in seeds),
+                          percent(seed["decoded"]["features"] for seed in seeds),
+                          percent(at(of[split], near_and_far(split)[1]))])
+    return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
+                  "like answer", "decoded before training", "after", "from features", "accuracy"],
+                 lines)
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -481,44 +581,53 @@ def between(low, high):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        description="Evaluate trained models: one table per split.", usage=argparse.SUPPRESS)
+        description="Evaluate trained models: a table per split, then a summary.",
+        usage=argparse.SUPPRESS)
     add = parser.add_argument
     add("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above "
-        "them (default: runs); of copies of a run, the first counts")
+        "them (default: runs); rows are in this order")
     add("--per-operator", action="store_true", help="add a line per operator that answers, and per "
         "operator of the root's condition")
+    add("--plot", metavar="FILE", help="draw accuracy (needs matplotlib, as --attention does)")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
-    add("--attention", type=Path, metavar="FILE", help="instead, draw where the token that answers "
-        "looks, in one trial of the first run (needs matplotlib)")
+    add("--why", action="store_true", help="add a table of hidden states: are they organized like "
+        "the answer, and what of the question is decoded from them?")
+    add("--attention", metavar="FILE", help="draw where the token that answers looks, in one trial "
+        "of the first run that has weights")
     add("--subset", help="its test set (default: the last one in distribution)")
     add("--trial", type=between(0, 9999), default=0, help="its number (default: 0)")
-    add("--operator", type=between(0, 30), default=0, help="whose token, level by level; in "
-        "LoopTfmr, all operators answer (default: 0, the root)")
     args = parser.parse_args(argv)
     with data.ending(parser):
-        found = [path for above in args.runs for path in sorted(above.rglob("config.json"))]
-        folders = list(dict.fromkeys(path.parent.resolve() for path in found))
-        if args.attention and folders:
-            return draw_attention(folders[0], args)
-        splits = {}
-        for folder in folders:
-            try:
-                config = config_of(folder)
-                if not (folder / "result.json").exists():
-                    raise UsageError("it is unfinished (log.csv says how far it is)")
-                run = config, read(folder / "result.json")
-                splits.setdefault(config["split"], []).append(run)
-                if args.show:
-                    wrong = mistakes(*load(folder, devices()[-1]), args.show)
-                    print(f"\n{folder}\n\n{wrong}")
-            except UsageError as error:
-                print(f"not shown: {folder}: {error}", file=sys.stderr)
-        if not splits:
-            remedy = "" if found else ": train one with train.py"
-            raise UsageError(f"no run to show in {', '.join(map(str, args.runs))}{remedy}")
-        for split, runs in splits.items():
-            print("\n" + split_table(split, runs, args.per_operator))
+        runs = runs_below(args.runs)
+        if not runs:
+            raise UsageError(f"no finished run in {', '.join(map(str, args.runs))}: train one with "
+                             "train.py")
+        weights = [folder for folder, _, _ in runs if (folder / "checkpoint.pt").exists()]
+        if (args.show or args.attention) and not weights:
+            raise UsageError("these runs have no weights (checkpoint.pt)")
+        if args.why:
+            for folder in tqdm(weights, "measuring hidden states", leave=False, disable=None):
+                if "why" not in read(folder / "result.json"):
+                    measure(folder)
+            runs = runs_below(args.runs)
+        rows, found = rows_of(runs), {config["split"] for _, config, _ in runs}
+        splits = [split for split in data.SPLITS if split in found]
+        for split in splits:
+            print(f"\n{split_table(split, rows, args.per_operator)}")
+        for release in False, True:  # trials without shortcuts, then their twins
+            ground = [split for split in splits if split.endswith("_release") == release]
+            if len(ground) > 1:
+                print(f"\n{summary_table(ground, rows)}")
+        if args.why:
+            print(f"\n{why_table(splits, rows)}")
+        for folder in weights if args.show else ():
+            print(f"\n{folder}: {mistakes(*load(folder), args.show)}")
+        if args.plot:
+            with drawing(args.plot, 3 + 3 * len(splits), 3 + 0.35 * len(rows)) as figure:
+                draw_accuracy(figure, splits, rows)
+        if args.attention:
+            draw_attention(weights[0], args.attention, args.subset, args.trial)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
     python train.py --model all --split all --seed 0 1 2
     python train.py --model looptfmr --help                  # with the model's own flags
 
-The same command goes on where it was interrupted. Run in two shells, it splits the work. A run has
-a folder, <out>/<split>/<model>/<settings>/seed<k>/, with config.json (all that it was made with),
-log.csv (how it went), checkpoint.pt (to go on from), result.json (its accuracies, at the end) and
-lock (empty).
+A run has a folder, <out>/<split>/<model>/<settings>/seed<k>/. It holds config.json (all that the
+run was made with), copies of data.py, train.py and the model's file, log.csv (how it went),
+checkpoint.pt (to go on from) and, at the end, result.json (its accuracies). After a stop at any
+moment, the same command goes on, and ends with the same bits if it has as many threads.
 """
 import argparse
 import inspect
@@ -17,6 +17,7 @@ import json
 import math
 import platform
 import re
+import signal
 import sys
 import time
 import traceback
@@ -24,22 +25,24 @@ import typing
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, checkpoint_of, code_of, devices, read, score
-from models import available, module_of
+from eval import between, checkpoint_of, devices, read, score
+from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "muon", "lr": 1e-3,
             "decay": "matrices", "schedule": "cosine"}
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
-WARMUP, REPORT_EVERY = 200, 1_000  # steps
-LOG_TRIALS = 300  # per test set, on the way
+WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 1_000, 300  # steps; steps; per test set, on the way
+NEEDS = ("a Model needs features(instruction, stimulus) -> (B, width), readout = nn.Linear(width, "
+         f"{data.CLASSES}) and forward(instruction, stimulus) -> (B, {data.CLASSES})")
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -48,9 +51,9 @@ def learn(model, optimizers, batch, share, device):
     """Makes a training step, at a share of the peak rate. Returns loss and accuracy, (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
-    loss = torch.nn.functional.cross_entropy(logits, answer)
+    loss = nn.functional.cross_entropy(logits, answer)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * share  # make_optimizers sets the peak
@@ -59,58 +62,86 @@ def learn(model, optimizers, batch, share, device):
     return torch.stack([loss.detach(), (logits.argmax(1) == answer).float().mean()])
 
 
-def fit(model, optimizers, config, folder, workers):
-    """Trains a run from where it stands to its end, and writes its result."""
-    rows = restore(folder, model, optimizers)
-    done, seconds = (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0)
-    split, steps, size = config["split"], config["steps"], config["batch_size"]
-    batches = DataLoader(data.Batches(split, size, config["seed"], config["train_size"]),
-                         batch_size=None, sampler=range(done, steps),  # an item is a batch
-                         num_workers=workers, pin_memory=config["device"] == "cuda",
-                         generator=torch.Generator())  # leaves the global one alone
-    began = time.perf_counter() - seconds
-    recent, since = 0, done  # the sum of loss and accuracy over the steps after `since`
-    with tqdm(total=steps * size, initial=done * size, unit=" trials", unit_scale=True,
-              desc=f"{split} {config['model']} seed {config['seed']}", disable=None) as bar:
-        for step, batch in enumerate(batches, done + 1):
-            share = rate(step - 1, steps, config["schedule"])
-            recent += learn(model, optimizers, batch, share, config["device"])
-            bar.update(size)
-            due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: soon a checkpoint
-            if due or step % 10 == 0:  # reading a number waits for the GPU
-                loss, accuracy = (recent / (step - since)).tolist()
-                if not math.isfinite(loss):
-                    raise UsageError(f"the loss is {loss:.0f} at step {step}: try a lower --lr")
-                bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
-            if due:
-                rows.append(report(config, model, step, loss, accuracy,
-                                   time.perf_counter() - began))
-                shown = (f"{key} {value:.1%}" if key in data.SPLITS[split]  # also "train"
-                         else f"{key} {value}" for key, value in rows[-1].items())
-                bar.write("  ".join(shown), file=sys.stderr)
-                save(config, folder, rows, model, optimizers)
-                recent, since = 0, step
-    result = score(model.eval(), split, evaluation.TEST_TRIALS, config["device"])
-    result |= {"trials": steps * size, "seconds": rows[-1]["seconds"],
-               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
-    write(folder / "result.json", json.dumps(result, indent=1).encode())
-
-
 def rate(step, steps, schedule):
-    """The learning rate at a step, as a share of its peak: a linear warm-up times half a cosine; or
-    constant."""
+    """The learning rate at a step, from 0 on, as a share of its peak: a linear warm-up times half a
+    cosine; or constant."""
     if schedule == "constant":
         return 1
     return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def report(config, model, step, loss, accuracy, seconds):
-    """A row of log.csv: training since the row before, accuracy on the test sets, all seconds."""
-    tested = score(model.eval(), config["split"], LOG_TRIALS, config["device"])
-    model.train()
-    row = {"loss": loss, "train": accuracy} | tested["accuracy"]
-    return {"step": step, "trials": step * config["batch_size"],
-            **{key: round(value, 4) for key, value in row.items()}, "seconds": round(seconds, 3)}
+def fit(config, folder, again, workers):
+    """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
+    left to do for a run that is finished."""
+    split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
+    model, optimizers = build(config)
+    if enter(config, folder, again):
+        return
+    state = restore(folder, model, optimizers)
+    done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
+    print(f"{folder}, from step {done:,}" if done else folder)
+    trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
+    batches = DataLoader(trials, batch_size=None, sampler=range(done, steps), num_workers=workers,
+                         pin_memory=device == "cuda", generator=torch.Generator())
+    bar = tqdm(batches, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
+               unit=" trials", unit_scale=size, disable=None)
+    began = time.perf_counter() - state["seconds"]
+    pressed = []  # by Ctrl-C, which waits for the end of a step; a second one does not
+    signal.signal(signal.SIGINT, lambda *_: pressed.append(
+        signal.signal(signal.SIGINT, signal.default_int_handler)))
+    for step, batch in enumerate(bar, done + 1):
+        share = rate(step - 1, steps, config["schedule"])
+        recent += learn(model, optimizers, batch, share, device)
+        due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: an early sign of life
+        if due or step % 10 == 0:  # reading a number waits for the GPU
+            since = rows[-1]["step"] if rows else 0
+            loss, accuracy = (recent / (step - since)).tolist()
+            if not math.isfinite(loss):
+                raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
+            bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
+        if due:
+            tested = score(model.eval(), split, LOG_TRIALS, device)["accuracy"]
+            model.train()
+            row = {"step": step, "trials": step * size, "loss": loss, "train": accuracy,
+                   **tested, "seconds": time.perf_counter() - began}
+            rows.append({name: round(value, 4) for name, value in row.items()})
+            bar.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()),
+                      sys.stderr)
+            recent.zero_()
+        if due or pressed:
+            save(folder, model, optimizers, step=step, rows=rows, recent=recent.cpu(),
+                 seconds=time.perf_counter() - began)
+        if pressed:
+            print(f"\nStopped after step {step:,}.")
+            raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    result = score(model.eval(), split, config["test_trials"], device)
+    result |= {"trials": steps * size, "seconds": rows[-1]["seconds"],
+               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
+    whole = {"config": read(folder / "config.json"), **result}
+    write(folder / "result.json", json.dumps(whole, indent=1).encode())
+
+
+def build(config):
+    """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
+    the model refuses its arguments or is not what train.py and eval.py need."""
+    split = config["split"]
+    for name, subset in data.SPLITS[split].items():
+        for depth in subset.depths:
+            trials = data.trials(split, name, 2, depth=depth)  # raises where cells or pairs run out
+    evaluation.near_and_far(split)  # raises where no test set is in distribution
+    data.Batches(split, config["batch_size"], 0, config["train_size"])  # raises if that is too few
+    torch.manual_seed(config["seed"])
+    model = module_of(config["model"]).Model(**config["model_args"]).eval()
+    if not hasattr(model, "features") or not isinstance(getattr(model, "readout", 0), nn.Linear):
+        raise UsageError(NEEDS)
+    for name, function, width in (("features", model.features, model.readout.in_features),
+                                  ("forward", model, data.CLASSES)):
+        shape = tuple(evaluation.predict(function, trials).shape)
+        if shape != (2, width):
+            raise UsageError(f"{NEEDS}. For two trials, {name} gives {shape}, not (2, {width})")
+    model.train().to(config["device"])
+    return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
 
 
 # ---- the optimizers -----------------------------------------------------------------------------
@@ -119,7 +150,7 @@ def make_optimizers(model, name, lr, decay):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest. Weight decay is for matrices, or for all."""
     linears = [module for module in model.modules()
-               if isinstance(module, torch.nn.Linear) and module is not model.readout]
+               if isinstance(module, nn.Linear) and module is not model.readout]
     hidden = dict.fromkeys(module.weight for module in linears) if name == "muon" else {}
     others = [p for p in model.parameters() if p not in hidden]
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
@@ -167,128 +198,35 @@ def orthogonal(x):  # (matrices, rows, columns)
     return x
 
 
-# ---- what to run --------------------------------------------------------------------------------
-
-def general_parser():
-    """The flags that say what to run, and where."""
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
-    add = parser.add_argument_group("what to run").add_argument
-    add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()], help="which ones")
-    add("--split", nargs="+", default=["productive"], choices=["all", *data.SPLITS],
-        help="which ones; all: those without _release")
-    add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
-        help="of the weights and the training trials")
-    add("--out", type=Path, default=Path("runs"), help="where run folders go")
-    add = parser.add_argument_group("the machine").add_argument
-    add("--device", choices=devices(), default=devices()[-1], help="where to compute")
-    add("--workers", type=between(0, 64), default=4 if devices()[-1] == "cuda" else 0,
-        help="processes that draw trials, 4 beside a GPU")
-    return parser
-
-
-def parser_of(model):
-    """The parser of a model. Its flags are those above, the keys of TRAINING, for which the model's
-    file may set other defaults, and the arguments of its constructor."""
-    parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        f"models/{model}.py: TRAINING", parents=[general_parser()], usage=argparse.SUPPRESS,
-        description="Train models on gCOG. Several models, splits or seeds make several runs.",
-        allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add, whole = parser.add_argument_group("training").add_argument, between(1, 10 ** 9)
-    add("--steps", type=whole, help="batches to train on")
-    add("--batch-size", type=whole, help="trials per batch")
-    add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
-    add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
-    add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
-    add("--decay", choices=["matrices", "all"], help="which weights decay")
-    add("--schedule", choices=["cosine", "constant"], help="how the rate falls")
-    parser.set_defaults(**TRAINING)
-    own = getattr(module_of(model), "TRAINING", {})  # parsed as if typed, so that it is checked
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
-    parser.set_defaults(**vars(parser.parse_args(flags)))
-    parser.prog = f"train.py --model {model}"
-    add = parser.add_argument_group("the model, as its file explains").add_argument
-    signature = inspect.signature(module_of(model).Model, eval_str=True)  # also texts as types
-    for name, parameter in signature.parameters.items():
-        try:
-            add(f"--{name.replace('_', '-')}", default=parameter.default,
-                help="(default: %(default)s)", **options_of(parameter))
-        except argparse.ArgumentError as error:  # a name that is taken
-            parser.error(str(error))
-    return parser
-
-
-def options_of(parameter):
-    """What argparse must know of a constructor's argument, by its Literal or its default."""
-    default, kind = parameter.default, type(parameter.default)
-    if default in (parameter.empty, None):
-        raise UsageError(f"Model needs a default for {parameter.name}, other than None")
-    if typing.get_origin(parameter.annotation) is typing.Literal:
-        return {"choices": typing.get_args(parameter.annotation), "type": kind}
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    return {"type": between(min(1, default), 10 ** 9) if kind is int else kind}
-
-
-def configurations(argv=None):
-    """One resolved configuration per run. UsageError for what cannot be run."""
-    args, _ = general_parser().parse_known_args(argv)
-    splits = [name for name in data.SPLITS if name in args.split
-              or "all" in args.split and not name.endswith("_release")]
-    models = [name for name in available() if {name, "all"} & {*args.model}]
-    codes = {model: code_of(model) for model in models}
-    for split, model, seed in itertools.product(splits, codes, dict.fromkeys(args.seed)):
-        parser = parser_of(model)
-        values = vars(parser.parse_args(argv))
-        arguments = {name: values[name] for name in values if name not in vars(args) | TRAINING}
-        names = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
-        settings = "-".join(f"{name}{values[name]}" for name in names
-                            if values.get(name) != parser.get_default(name))
-        yield {"split": split, "model": model, "seed": seed,
-               "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings) or "default",
-               "model_args": arguments, **{name: values[name] for name in TRAINING},
-               "device": args.device, "code": codes[model]}
-
-
-def build(config):
-    """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
-    the model refuses its arguments, or gives another shape for two trials than it should."""
-    split, seed = config["split"], config["seed"]
-    data.Batches(split, config["batch_size"], seed, config["train_size"])  # raises if too small
-    for depth in data.SPLITS[split]["train"].depths:
-        data.trials(split, "train", 1, depth=depth)  # raises where cells or pairs run out
-    evaluation.tests_of(split, 1)  # likewise
-    evaluation.in_distribution(split)  # raises where there is none
-    torch.manual_seed(seed)
-    model = module_of(config["model"]).Model(**config["model_args"]).eval()
-    trials = data.Batches(split, 2, seed)[0]
-    for name, function, width in (("features", model.features, model.readout.in_features),
-                                  ("forward", model, data.CLASSES)):
-        shape = tuple(evaluation.predict(function, trials, "cpu").shape)
-        if shape != (2, width):
-            raise UsageError(f"{name} gives {shape} for two trials, not (2, {width})")
-    model.train().to(config["device"])
-    return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
-
-
 # ---- the files of a run -------------------------------------------------------------------------
 
-def compare(config, folder):
-    """UsageError if another run stands in the folder, or if it or another seed beside it is of
-    other code."""
-    paths = {*folder.parent.glob("seed*/config.json")}
-    if (folder / "checkpoint.pt").exists():
-        paths.add(folder / "config.json")  # which must not be missing
-    for path in sorted(paths):
-        there = read(path)
-        for file, code in config["code"].items():
-            if there.get("code", {}).get(file) != code:
-                raise UsageError(f"{file} changed since {path.parent}: choose another --out")
-        if path.parent == folder:
-            here = json.loads(json.dumps(config))  # as a file gives it back: tuples are lists
-            if other := [f"{key} is {there.get(key)} there, {value} here"
-                         for key, value in here.items() if there.get(key) != value]:
-                raise UsageError(f"another run stands there ({'; '.join(other)}): choose another "
-                                 "--out")
+def enter(config, folder, again):
+    """Puts config.json and copies of the code into a run's folder. Returns whether the run is
+    finished. UsageError if the run there was made with others, unless `again` removes it."""
+    model, result, checkpoint = (Path(module_of(config["model"]).__file__),
+                                 folder / "result.json", folder / "checkpoint.pt")
+    code = {path.name: path for path in (Path(data.__file__), Path(__file__), model)}
+    if result.exists() or checkpoint.exists():
+        there = read(folder / "config.json")
+        other = [f"{name} ({there.get(name)} there, {value} here)" for name, value in config.items()
+                 if there.get(name) != value and name != "test_trials"]
+        other += [f"{name} (diff {folder / name} {path})" for name, path in code.items()
+                  if not (folder / name).exists()
+                  or (folder / name).read_bytes() != path.read_bytes()]
+        if other and not again:
+            raise UsageError(f"the run there was made with another {', '.join(other)}: choose "
+                             "another --out, or add --again to start it anew")
+        if other:
+            result.unlink(missing_ok=True)
+            checkpoint.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = {"python": platform.python_version(), "torch": torch.__version__,
+               "machine": platform.platform(), "threads": torch.get_num_threads()}
+    write(folder / "config.json", json.dumps(config | machine, indent=1).encode())
+    for name, path in code.items():
+        write(folder / name, path.read_bytes())
+    return (result.exists()
+            and read(result)["config"]["test_trials"] == config["test_trials"])
 
 
 def write(path, content):
@@ -297,98 +235,131 @@ def write(path, content):
         temporary.write_bytes(content)
 
 
-def save(config, folder, rows, model, optimizers):
-    """Writes config.json, log.csv, and a checkpoint: all that a run needs to go on to the same
-    bits."""
-    cuda = torch.cuda.is_initialized()
-    whole = config | {  # runs that differ in the machine alone are the same
-        "python": platform.python_version(), "torch": torch.__version__,
-        "machine": platform.platform(), "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if cuda else None}
-    write(folder / "config.json", json.dumps(whole, indent=1).encode())
-    lines = [rows[0].keys(), *(row.values() for row in rows)]
-    write(folder / "log.csv", "".join(",".join(map(str, line)) + "\n" for line in lines).encode())
+def save(folder, model, optimizers, **state):
+    """Writes log.csv and a checkpoint: all that a run needs to go on to the same bits."""
+    if rows := state["rows"]:
+        lines = [rows[0].keys(), *(row.values() for row in rows)]
+        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
+        write(folder / "log.csv", text.encode())
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    torch.save({"rows": rows, "model": model.state_dict(), "random": torch.get_rng_state(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                "random_cuda": torch.cuda.get_rng_state() if cuda else None}, buffer)
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    torch.save({**state, "model": model.state_dict(), "random": [torch.get_rng_state(), *cuda],
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     write(folder / "checkpoint.pt", buffer.getvalue())
 
 
 def restore(folder, model, optimizers):
-    """Loads a checkpoint into model and optimizers, and returns the rows of its log; none without a
-    checkpoint. UsageError where it is damaged."""
+    """Loads a checkpoint into model and optimizers, and returns what else `save` was given. Without
+    a checkpoint, that is how a run starts. UsageError where it is damaged."""
     if not (folder / "checkpoint.pt").exists():
-        return []
+        return {"step": 0, "rows": [], "recent": torch.zeros(2), "seconds": 0}
     state = checkpoint_of(folder)
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
-    torch.set_rng_state(state["random"])
-    if state["random_cuda"] is not None:
-        torch.cuda.set_rng_state(state["random_cuda"])
-    return state["rows"]
+    torch.set_rng_state(state["random"][0])
+    for cuda in state["random"][1:]:
+        torch.cuda.set_rng_state(cuda)
+    return state
 
 
-def lock(file):
-    """Locks an open file for this process alone, until it is closed. False where another one has
-    the lock."""
-    try:
-        import fcntl  # not on Windows
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except (ImportError, OSError):  # nor on all file systems: do not share runs there
-        pass
-    return True
+# ---- the command line ---------------------------------------------------------------------------
+
+def parser_of(model=None):
+    """The flags: what to run and, of a model, TRAINING and the arguments of its constructor."""
+    parser = argparse.ArgumentParser(  # without usage, so that an error is one line
+        f"models/{model}.py: TRAINING" if model else "train.py", usage=argparse.SUPPRESS,
+        description="Train models on gCOG. Several models, splits or seeds make several runs.",
+        add_help=model is not None, allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add, whole = parser.add_argument_group("what to run").add_argument, between(1, 10 ** 9)
+    add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()],
+        help=f"which ones; all: {', '.join(ALL)}")
+    add("--split", nargs="+", default=["productive"], choices=["all", *data.SPLITS],
+        help="which ones; all: those without _release")
+    add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
+        help="of the weights and the training trials")
+    add("--test-trials", type=whole, default=2_000,
+        help="per test set, at the end; recorded runs have 10000")
+    add("--out", type=Path, default=Path("runs"), help="where run folders go")
+    add("--again", action="store_true", help="start runs of other code or settings anew")
+    add("--device", choices=devices(), default=devices()[-1], help="where to compute")
+    add("--workers", type=between(0, 64), default=4 if "cuda" in devices() else 0,
+        help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
+    if not model:
+        return parser
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=whole, help="batches to train on")
+    add("--batch-size", type=whole, help="trials per batch")
+    add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
+    add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
+    add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
+    add("--decay", choices=["matrices", "all"], help="which weights decay")
+    add("--schedule", choices=["cosine", "constant"], help="how the rate falls")
+    parser.set_defaults(**TRAINING)
+    module = module_of(model)
+    own = getattr(module, "TRAINING", {}).items()  # parsed as if typed, so that it is checked
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own if value is not None]
+    parser.set_defaults(**vars(parser.parse_args(flags)))
+    parser.prog = f"train.py --model {model}"
+    add = parser.add_argument_group("the model, as its file explains").add_argument
+    for name, parameter in inspect.signature(module.Model, eval_str=True).parameters.items():
+        default, kind = parameter.default, type(parameter.default)
+        if kind not in (bool, int, float, str):
+            raise UsageError(f"Model needs a default for {name} that a flag can carry: a bool, an "
+                             "int, a float or a str")
+        options = {"action": argparse.BooleanOptionalAction} if kind is bool else {
+            "type": between(min(1, default), 10 ** 9) if kind is int else kind,
+            "choices": typing.get_args(parameter.annotation) or None}  # of a Literal
+        add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)", **options)
+    return parser
 
 
-# ---- all of them --------------------------------------------------------------------------------
-
-def run(config, folder, workers):
-    """Trains a run to its end, unless another process does."""
-    model, optimizers = build(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "ab") as file:
-        if not lock(file):
-            return print(f"{folder} is being trained by another process: left to it")
-        compare(config, folder)
-        if (folder / "result.json").exists():
-            read(folder / "result.json")  # raises where it is damaged
-        else:
-            print(folder)
-            fit(model, optimizers, config, folder, workers)
+def configurations(args, argv):
+    """One resolved configuration per run: all that decides its numbers."""
+    splits = [name for name in data.SPLITS if name in args.split
+              or "all" in args.split and not name.endswith("_release")]
+    models = [name for name in available()
+              if name in args.model or "all" in args.model and name in ALL]
+    parsers = {}
+    for model in models:
+        try:
+            parsers[model] = parser_of(model)
+        except Exception as error:  # half edited, say: the others go on
+            print(f"{model} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
+        parser = parsers[model]
+        values = vars(parser.parse_args(argv))
+        arguments = {name: values[name] for name in values if name not in vars(args) | TRAINING}
+        names = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
+        settings = "-".join(f"{name}{values[name]}" for name in names
+                            if values.get(name) != parser.get_default(name))
+        yield {"split": split, "model": model, "seed": seed,
+               "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings) or "default",
+               "model_args": arguments, **{name: values[name] for name in TRAINING},
+               "test_trials": args.test_trials, "device": args.device}
 
 
 def main(argv=None):
-    parser = general_parser()
+    parser = parser_of()
     with data.ending(parser):
         args, _ = parser.parse_known_args(argv)  # configurations parses the rest
-        runs, failed = {}, []
-        for config in configurations(argv):
-            parts = config["split"], config["model"], config["settings"], f"seed{config['seed']}"
-            runs[args.out.joinpath(*parts)] = config
-        print(f"Runs: {len(runs)}, on {args.device}.")
+        runs = {args.out.joinpath(c["split"], c["model"], c["settings"], f"seed{c['seed']}"): c
+                for c in configurations(args, argv)}
+        print(f"Runs: {len(runs)}, on {args.device}. After a stop, the same command goes on.")
+        finished = []
         for folder, config in runs.items():
             try:
-                run(config, folder, args.workers)
-            except KeyboardInterrupt:
-                print("\nStopped. The same command goes on from the last checkpoint.")
-                raise
+                fit(config, folder, args.again, args.workers)
+                finished.append(str(folder))
             except Exception as error:  # the others go on
-                if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-                    error = "too little memory: try a smaller --batch-size or --dim"
-                elif not isinstance(error, (UsageError, OSError)):  # perhaps in a student's model
+                if not isinstance(error, (UsageError, OSError)):  # perhaps in a student's model
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
-                failed.append(folder)
-        finished = [str(folder) for folder in runs  # also what another process has finished
-                    if folder not in failed and (folder / "result.json").exists()]
         if finished:
             evaluation.main(finished)
-        if failed:
-            names = ", ".join(map(str, failed))
-            parser.exit(2, f"Failed: {names}\n" if len(runs) > 1 else "")
+        if not finished or len(finished) < len(runs):
+            sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,20 @@
 
     root ... EOS     objects ... EOS
       |       |         |         |
-      |       |       [  Encoder  ]
-      |       |         |         |
-    [  Block  ] <---- keys and values     they meet where a token looks for its object
-      |       |
-    [ Encoder ]                           then the root reads the tokens of the instruction
-      |
-    [ LN, MLP ] -> readout -> 138 logits
+    [ Encoder ]       [  Encoder  ]
+              |         |         |
+          [ Block ] <-- keys and values     the streams meet once: one token, which knows the whole
+              |                             question, looks for all that it names
+          [ LN, MLP ] -> readout -> 138 logits
 
-first=ask is this order. first=read is the paper's: the instruction is encoded, then one token asks.
+first=read is this order, the paper's. With first=ask, our change, every token of the instruction
+asks the grid for its own object, and the Encoder of the instruction comes after that. read=eos: the
+instruction's EOS goes on, as in the paper. read=root: the root operator's token does, our change.
 
-Differs from the paper: 1) all tokens ask, and before they are encoded; 2) the root's token is read,
-not the instruction's EOS; 3) two heads, width 128; 4) learned stimulus positions, instruction
-positions with wavelengths from 2.5 to 64 tokens; 5) Muon, and norms in front, not behind; 6) empty
-cells have no position; 7) keys have no bias; 8) Linears start with variance 1 / fan-in, queries
-with 0.09 of it, embeddings with 1; 9) a token per selector; 10) the cross-attention is a whole
+Differs from the paper: 1) two heads, width 128; 2) learned stimulus positions, instruction
+positions with wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty
+cells have no position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries
+with 0.09 of it, embeddings with 1; 7) a token per selector; 8) the cross-attention is a whole
 block, with an MLP and two norms of its own.
 """
 import math
@@ -28,7 +27,7 @@ from torch import nn
 import data
 
 LONGEST = 46  # instruction tokens at depth 9
-READ = {"root": 0, "eos": -1}  # which token of a stream
+READ = {"eos": -1, "root": 0}  # which token of a stream
 
 
 def sinusoids(length, dim):  # -> (length, C), of variance 1
@@ -138,8 +137,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 
 
 class Model(nn.Module):
-    def __init__(self, dim=128, layers=1, heads=2, first: Literal["ask", "read"] = "ask",
-                 read: Literal["root", "eos"] = "root"):
+    def __init__(self, dim=128, layers=1, heads=2, first: Literal["read", "ask"] = "read",
+                 read: Literal["eos", "root"] = "eos"):
         super().__init__()
         self.instruction = Instruction(dim)
         self.encode_instruction = Encoder(dim, layers, heads, READ[read])
@@ -155,10 +154,10 @@ class Model(nn.Module):
         x, x_log_count = self.instruction(instruction)  # (B, N, C), (B, N)
         y, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         y, y_bias = self.encode_stimulus(y, y_log_count), y_log_count[:, None, None]
-        if self.first == "ask":
-            x = self.encode_instruction(self.look(x, y, y_bias), x_log_count)  # (B, 1, C)
+        if self.first == "read":
+            x = self.look(self.encode_instruction(x, x_log_count), y, y_bias)  # (B, 1, C)
         else:
-            x = self.look(self.encode_instruction(x, x_log_count), y, y_bias)
+            x = self.encode_instruction(self.look(x, y, y_bias), x_log_count)  # (B, 1, C)
         return self.mlp(self.norm(x))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

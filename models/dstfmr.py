@@ -3,18 +3,20 @@
     root ... EOS           objects ... EOS
       |       |               |         |
     [ Encoder ]             [  Encoder  ]      each stream reads itself alone
-      |                                 |
-      '------------>(+)<----------------'      they meet as two vectors: the stimulus's vector
-                     |                         does not know the question
-                [ LN, MLP ]
-                     |
-                  readout -> 138 logits
+              |                         |
+              '--------->(+)<-----------'      they meet as two vectors: the stimulus's vector
+                          |                    does not know the question
+                     [ LN, MLP ]
+                          |
+                       readout -> 138 logits
 
-Differs from the paper: 1) two layers, four heads, width 128; 2) the root's token goes on, not the
-instruction's EOS; 3) learned stimulus positions, instruction positions with wavelengths from 2.5 to
-64 tokens; 4) Muon, and norms in front, not behind; 5) empty cells have no position; 6) keys have no
-bias; 7) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 8) a
-token per selector.
+read=eos: the EOS of each stream goes on, as in the paper. read=root: the root operator's token goes
+on in place of the instruction's EOS, our change.
+
+Differs from the paper: 1) four heads, width 128; 2) learned stimulus positions, instruction
+positions with wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty
+cells have no position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries
+with 0.09 of it, embeddings with 1; 7) a token per selector.
 """
 import math
 from typing import Literal
@@ -25,7 +27,7 @@ from torch import nn
 import data
 
 LONGEST = 46  # instruction tokens at depth 9
-READ = {"root": 0, "eos": -1}  # which token of a stream
+READ = {"eos": -1, "root": 0}  # which token of a stream
 
 
 def sinusoids(length, dim):  # -> (length, C), of variance 1
@@ -135,7 +137,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 
 
 class Model(nn.Module):
-    def __init__(self, dim=128, layers=2, heads=4, read: Literal["root", "eos"] = "root"):
+    def __init__(self, dim=128, layers=1, heads=4, read: Literal["eos", "root"] = "eos"):
         super().__init__()
         self.instruction = Instruction(dim)
         self.encode_instruction = Encoder(dim, layers, heads, READ[read])

@@ -13,8 +13,9 @@
                                                        readout -> 138 logits
 
 The second and the fourth Block are the same one. first=read is this order, the paper's. With
-first=ask, the third Block comes first, for the tokens of the instruction, before their Encoder. The
-second is left out, and the latents ask the instruction alone.
+first=ask, our change, the third Block comes first: every token of the instruction asks the grid for
+its own object, before their Encoder. The second is left out, and the latents ask the instruction
+alone.
 
 Differs from the paper: 1) width 128; 2) learned stimulus positions, instruction positions with
 wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no

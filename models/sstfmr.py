@@ -4,14 +4,15 @@
       |       |        |         |
     [ Block: every token reads all ]    x (layers - 1)
       |       |        |         |
-    [ Block: one token reads all   ]    read="root": the root operator's token
-      |                                 read="eos": the last EOS, as in the paper
-    LN, readout -> 138 logits
+    [ Block: one token reads all   ]    read=eos: the last EOS, as in the paper
+                                 |      read=root: the root operator's token, our change
+                            LN, readout -> 138 logits
 
-Differs from the paper: 1) three layers, four heads, width 128; 2) the root's token is read; 3)
-learned stimulus positions, instruction positions with wavelengths from 2.5 to 64 tokens; 4) Muon,
-and norms in front, not behind; 5) empty cells have no position; 6) keys have no bias; 7) Linears
-start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 8) a token per selector.
+Differs from the paper: 1) four heads, width 128 (the paper varies the layers; --layers 1 is its
+smallest); 2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64
+tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no position; 5) keys have no
+bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 7) a
+token per selector.
 """
 import math
 from typing import Literal
@@ -22,7 +23,7 @@ from torch import nn
 import data
 
 LONGEST = 46  # instruction tokens at depth 9
-READ = {"root": 0, "eos": -1}  # which token of a stream
+READ = {"eos": -1, "root": 0}  # which token of a stream
 
 
 def sinusoids(length, dim):  # -> (length, C), of variance 1
@@ -118,7 +119,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 
 
 class Model(nn.Module):
-    def __init__(self, dim=128, layers=3, heads=4, read: Literal["root", "eos"] = "root"):
+    def __init__(self, dim=128, layers=3, heads=4, read: Literal["eos", "root"] = "eos"):
         super().__init__()
         self.instruction, self.stimulus = Instruction(dim), Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))

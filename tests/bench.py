@@ -24,7 +24,7 @@ from models import module_of
 
 RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
            "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
-COMPACT = "crossattn dstfmr hypertfmr looptfmr papertfmr perceiver sstfmr".split()
+COMPACT = "sstfmr dstfmr crossattn perceiver hypertfmr looptfmr".split()
 TRIALS, BATCH, REPEATS, RECIPE = 1_000, 128, 9, train.TRAINING["batch_size"]
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # a laptop's instructions
 

@@ -1,5 +1,6 @@
-"""Baselines, kinds of trials and attention by hand. Then the command line."""
+"""Baselines, kinds of trials, attention and hidden states by hand. Then the command line."""
 import contextlib
+import json
 import shutil
 import sys
 
@@ -13,9 +14,8 @@ from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
 from eval import chance, load, looks, mistakes, no_binding, read, score
 from models import module_of
 from test_oracle import GRID3, TREE3, grid
-from test_train import TESTS, change, refusal, run
+from test_train import SSTFMR, TESTS, change, refusal, run
 from test_train import finished, trained
-
 
 def test_baselines_by_hand():
     pools = Pool(("GetColor", "Exist"), colors=(0, 1)), Pool(("GetColor",), colors=(1, 2, 3, 4))
@@ -63,44 +63,44 @@ STATES = {  # of models that know a part, the answer or nothing
 
 def test_scores_and_mistakes_of_known_answers():
     made, of = data.trials("systematic1", "ood", 500), ("systematic1", 500, "cpu")
-    config = {"split": "systematic1", "device": "cpu"}
     right, exist = (made.answer == data.TRUE).float(), made.instruction[:, 0, 0] == 1
     result, perfect = score(STATES["nothing"], *of), score(STATES["answer"], *of)
     assert list(result["accuracy"]) == TESTS and {*perfect["accuracy"].values()} == {1}
     assert result["accuracy"]["ood"] == pytest.approx(right.mean().item())
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
-    assert mistakes(STATES["answer"], config, 500) == "No mistake in 1,000."
+    config = {"split": "systematic1"}
+    assert mistakes(STATES["answer"], config, 500) == "0 of 1,000 are wrong."
     text = mistakes(STATES["nothing"], config, 3)
     assert text.count("says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
 
 
-TRIAL3 = data.Trials(torch.tensor([TREE3]), grid(GRID3), None)
+# ---- where a model looks ------------------------------------------------------------------------
+
+TRIAL3 = torch.tensor(TREE3), grid(GRID3)[0]
 
 
 def test_keys_by_hand():
     first, second = ["SumOdd red a", "IfElse", "GetColor b", "ProductEven blue c"], [
         "SumOdd", "IfElse", "GetColor", "ProductEven pink d"]
-    question, objects = evaluation.keys_of(module_of("sstfmr").Model(), TRIAL3)
+    question, objects = evaluation.keys_of(module_of("sstfmr").Model(), *TRIAL3)
     assert question == first + second + ["EOS of the question"]
     assert objects == [*sorted(GRID3), "empty cells", "EOS of the grid"]
-    assert evaluation.keys_of(module_of("papertfmr").Model(), TRIAL3)[0] == first + question[-1:]
     del first[1], second[1]
-    question, _ = evaluation.keys_of(module_of("looptfmr").Model(), TRIAL3)
+    question, _ = evaluation.keys_of(module_of("looptfmr").Model(), *TRIAL3)
     assert question == first + second + [f"answer to {token}" for token in first]
 
 
-@pytest.mark.parametrize("name", ["sstfmr", "papertfmr", "looptfmr"])
+@pytest.mark.parametrize("name", ["sstfmr", "looptfmr"])
 def test_keys_are_the_tokens_that_a_model_reads(name):
     """If the color of an object changes in question or grid, the token of its key alone does."""
     model, read = module_of(name).Model(), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[1][0]))
-    keys = sum(evaluation.keys_of(model, TRIAL3), [])
-    model.features(*TRIAL3[:2])
+    keys = sum(evaluation.keys_of(model, *TRIAL3), [])
+    model.features(*(part[None] for part in TRIAL3))
     before = read[0]
-    second = "ProductEven blue c" if name == "papertfmr" else "ProductEven pink d"
-    for part, place, key in ((0, (0, 0, 2), "SumOdd red a"), (0, (0, 3, 4), second),
+    for part, place, key in ((0, (0, 0, 2), "SumOdd red a"), (0, (0, 3, 4), "ProductEven pink d"),
                              (1, (0, 33, 1), (3, 3))):
-        tokens = [part.clone() for part in TRIAL3[:2]]
+        tokens = [part.clone()[None] for part in TRIAL3]
         tokens[part][place] += 1
         read.clear()
         model.features(*tokens)
@@ -109,30 +109,32 @@ def test_keys_are_the_tokens_that_a_model_reads(name):
 
 
 @pytest.mark.parametrize("name, changes, expected", [  # attentions: row, keys of question and grid
-    ("sstfmr", {"layers": 2, "read": "eos"}, [("blocks.0", -1, "qg"), ("blocks.1", 0, "qg")]),
-    ("papertfmr", {"layers": 2}, [("blocks.0", 0, "qg"), ("blocks.1", 0, "qg")]),
-    ("crossattn", {}, [("look", 0, "g"), ("encode_instruction.blocks.0", 0, "q")]),
-    ("crossattn", {"read": "eos"}, [("look", -1, "g"), ("encode_instruction.blocks.0", 0, "q")]),
-    ("crossattn", {"first": "read"}, [("encode_instruction.blocks.0", 0, "q"), ("look", 0, "g")]),
-    ("dstfmr", {"layers": 2, "read": "eos"}, [
+    ("sstfmr", {"layers": 2}, [("blocks.0", -1, "qg"), ("blocks.1", 0, "qg")]),
+    ("sstfmr", {"layers": 2, "read": "root"}, [("blocks.0", 0, "qg"), ("blocks.1", 0, "qg")]),
+    ("crossattn", {}, [("encode_instruction.blocks.0", 0, "q"), ("look", 0, "g")]),
+    ("crossattn", {"first": "ask"}, [("look", -1, "g"), ("encode_instruction.blocks.0", 0, "q")]),
+    ("crossattn", {"first": "ask", "read": "root"}, [
+        ("look", 0, "g"), ("encode_instruction.blocks.0", 0, "q")]),
+    ("dstfmr", {"layers": 2}, [
         ("encode_instruction.blocks.0", -1, "q"), ("encode_instruction.blocks.1", 0, "q"),
         ("encode_stimulus.blocks.0", -1, "g"), ("encode_stimulus.blocks.1", 0, "g")]),
     ("perceiver", {}, [("ask_instruction", 0, "q"), ("ask_each_other", 0, "l"),
                        ("ask_stimulus", 0, "g"), ("ask_each_other", 0, "l")]),
     ("perceiver", {"first": "ask"}, [("ask_stimulus", 0, "g"), ("ask_instruction", 0, "q"),
                                      ("ask_each_other", 0, "l")]),
-    ("looptfmr", {"layers": 1}, 2 * [("blocks.0", 2, "qg")])])
+    ("looptfmr", {"layers": 1}, 2 * [("blocks.0", 0, "qg")])])
 def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
     """... with as many keys of the grid as latents, which are not taken for each other."""
     same = dict.fromkeys(("train", "iid"), Subset(depths=(3,), distractors=(4, 4)))
     monkeypatch.setitem(data.SPLITS, "mine", same)
-    model, trial, calls = module_of(name).Model(**changes), data.trials("mine", "iid", 1), []
+    model, called = module_of(name).Model(**changes).eval(), []
+    *trial, _ = (part[0] for part in data.trials("mine", "iid", 1))
     for module in model.modules():
         if type(module).__name__ == "Attention":
-            module.register_forward_hook(lambda *call: calls.append(call[:2]))
-    found, said = looks(model, trial, max(row for _, row, _ in expected))
+            module.register_forward_hook(lambda *call: called.append(call[:2]))
+    found, said = looks(model, *trial)
     assert [name for name, _ in found] == [name for name, *_ in expected]
-    assert said[-1].equal(model(*trial[:2]))
+    assert said == data.ANSWERS[model(*(part[None] for part in trial)).argmax()]
     for (name, look), (_, row, kinds) in zip(found, expected):
         keys, weights = zip(*look)
         of_grid = (*data.CELLS, "empty cells", "EOS of the grid")
@@ -140,38 +142,79 @@ def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
         assert "".join(dict.fromkeys(of_keys)) == kinds
         assert any(module is model.get_submodule(name).attention and torch.allclose(
             module.weights(*inputs)[0].mean(0)[row], torch.tensor(weights))
-            for module, inputs in calls)
+            for module, inputs in called)
 
 
-@pytest.mark.parametrize("name, flags, operator", [
-    ("looptfmr", "--operator 2", 2), ("looptfmr", "", 0), ("sstfmr", "", 0)])
-def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name, flags, operator):
+def test_a_model_with_other_tokens_is_not_drawn(student):
+    student("mine", SSTFMR.replace("y, y_log_count = self.stimulus(stimulus)", """
+        y, y_log_count = self.stimulus(stimulus)
+        y, y_log_count = y[:, 1:], y_log_count[:, 1:]""".strip()))
+    with pytest.raises(data.UsageError, match="^blocks.0.* reads 15 tokens, but keys_of .* 16: ch"):
+        looks(module_of("mine").Model().eval(), *TRIAL3)
+
+
+@pytest.mark.parametrize("name", ["looptfmr", "sstfmr"])
+def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     monkeypatch.setattr(evaluation, "drawing", lambda *_: contextlib.nullcontext(figure))
     folder, = run(tmp_path, "--split", "productive", "--model", name)
-    evaluation.main([str(folder), *f"--attention x --subset depth5 --trial 1 {flags}".split()])
-    made = data.trials("productive", "depth5", 2)
-    trial, model = data.Trials(*(part[1:] for part in made)), load(folder)[0]
-    found, said = looks(model, trial, operator)
+    evaluation.main([str(folder), *"--attention x --subset depth5 --trial 1".split()])
+    instruction, stimulus, answer = (part[1] for part in data.trials("productive", "depth5", 2))
+    found, said = looks(load(folder)[0], instruction, stimulus)
     for axis, (_, look) in zip(figure.axes, found, strict=True):
         shares, texts = dict(look), [(text.get_position(), text.get_text()) for text in axis.texts]
-        shade, words = (mesh.get_array().flatten().tolist() for mesh in axis.collections)
+        shade = axis.collections[0].get_array().flatten().tolist()
         assert shade == [shares.get(cell, 0) for cell in data.CELLS]
-        heaviest = sorted((share for key, share in look if isinstance(key, str)), reverse=True)
-        assert words == [share for share in heaviest[:10] if share >= 0.005]
-        for (row, column), (shape, _), share in zip(data.CELLS, trial.stimulus[0].tolist(), shade):
+        words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
+        assert texts[-1][1].splitlines() == [f"{100 * share:3.0f} % {key}" for share, key
+                                             in words[:10] if share >= 0.005]
+        for (row, column), (shape, _), share in zip(data.CELLS, stimulus.tolist(), shade):
             letter = (column + 0.5, row + 0.5), data.LETTERS[shape - 1]
             percent = (column + 0.97, row + 0.95), f"{100 * share:.0f}"
             assert (letter in texts) == (shape > 0) and (percent in texts) == (share >= 0.005)
-    solved = data.evaluate(trial.instruction[0], trial.stimulus[0])
-    right = solved[data.descend(solved, operator)[-1]].answer
-    logits = said[-2][0, operator] if operator else model(*trial[:2])[0]
     assert figure.get_suptitle().startswith(
-        f"{data.describe(solved, operator)}\n\nRight answer: {data.ANSWERS[right]}. "
-        f"The model says: {data.ANSWERS[logits.argmax()]}.\n")
+        f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
+        f"{data.ANSWERS[answer]}. The model says: {said}.\n")
 
 
-def output(capsys, *arguments):  # -> tables, and what is left out
+# ---- what hidden states hold --------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, like", [
+    ("stimulus", (1, 0, 0)), ("answer", (0, 0, 1)), ("nothing", (0, 0, 0))])
+def test_alignment_of_known_states(name, like):
+    made = data.trials("distractor", "iid", 300)
+    assert evaluation.alignment(STATES[name](*made[:2]), made) == pytest.approx(like, abs=0.15)
+    same = torch.tensor([[0, 1, 2.0], [0, 2, 4], [2, 1, 0], [1, 1, 1]])  # r: 1, -1, -1; else 0
+    assert evaluation.similarities(same).tolist() == [6, 1.5, 4, 1.5, 4, 4]
+
+
+def test_decoding_of_known_states():
+    """From a question's one-hot code all is decoded; from nothing, the most frequent value."""
+    fit, test = (data.trials("distractor", "iid", 1_000, seed=seed) for seed in (1, 0))
+    known = [F.one_hot(made.instruction[:, 0], 12).flatten(1).double() for made in (fit, test)]
+    assert evaluation.decoding(known[0], fit, known[1], test) == 1
+    nothing = [torch.zeros(1_000, 2).double()] * 2
+    assert evaluation.decoding(nothing[0], fit, nothing[1], test) == pytest.approx(0.11, abs=0.03)
+
+
+@pytest.mark.parametrize("name, changes, places", [
+    ("sstfmr", {"layers": 2}, 2), ("crossattn", {}, 2), ("dstfmr", {}, 1), ("perceiver", {}, 4),
+    ("hypertfmr", {}, 2), ("looptfmr", {"layers": 2}, 4), ("gru", {}, 0)])
+def test_states_are_those_of_the_token_that_answers(name, changes, places):
+    """... so the features follow from the last block's, and each trial's from its own."""
+    model, made = module_of(name).Model(**changes).eval(), data.trials("productive", "depth3", 120)
+    found = evaluation.states(model, made)
+    assert len(found) == places + 1 and ("code" in found) == (name == "hypertfmr")
+    assert all(len(x) == 120 for x in found.values())
+    assert torch.allclose(found["features"].float(), evaluation.predict(model.features, made))
+    if name in ("sstfmr", "looptfmr"):
+        last = model.norm(found[f"block {places}"].float())
+        assert torch.allclose(last, found["features"].float(), atol=1e-5)
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+def output(capsys, *arguments):
     capsys.readouterr()
     evaluation.main([str(argument) for argument in arguments])
     return capsys.readouterr()
@@ -182,85 +225,148 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
         run(tmp_path, *flags)
     folder = next(tmp_path.rglob("looptfmr/*/seed0"))
     table = output(capsys, tmp_path, "--per-operator").out
-    shutil.copytree(folder, tmp_path / "zcopy" / "seed0")
+    shutil.copytree(folder, tmp_path / "systematic1/looptfmr/copy/seed0")
     assert output(capsys, tmp_path, "--per-operator").out == table  # a copy counts once
     table.encode("cp1252")  # for consoles without UTF-8
     saved, (model, config) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
     assert table.split("| looptfmr (")[1].replace("|", "").split()[1:1 + len(TESTS)] == accuracy
-    tested = score(model, "systematic1", evaluation.TEST_TRIALS, "cpu")
-    assert saved | tested == saved and config["device"] == "cpu" and not model.training
-    assert "batchsize8), 2 seeds | " in table and "±" in table and "differ" not in table
+    assert saved | score(model, "systematic1", 50, "cpu") == saved and not model.training
+    assert "batchsize8), 2 seeds | " in table and "±" in table and "other" not in table
+
+
+def fake(folder, accuracy, **changes):
+    """A finished run in <out>/<split>/<model>/<settings>/seed<k>, without weights."""
+    split, model, settings, seed = folder.parts[-4:]
+    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:])}
+    tests = evaluation.tests_of(split)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({
+        "config": config | changes, "accuracy": dict.fromkeys(tests, accuracy), "kinds": {},
+        "baselines": dict.fromkeys(tests, {"chance": 0.3})}))
+
+
+def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, capsys):
+    for model in ("looptfmr/default", "mine/default", "authors/default", "sstfmr/default",
+                  "rnn/dim7", "rnn/default"):
+        for split in "distractor", "productive":
+            fake(tmp_path / "a" / split / model / "seed0", 0.5)
+    fake(tmp_path / "a/distractor/rnn/default/seed1", 0.6)
+    fake(tmp_path / "a/distractor/rnn/default/seed2", 0.9, lr=0.1)
+    fake(tmp_path / "b/distractor/rnn/default/seed0", 0.7, lr=0.2)
+
+    def rows(*folders):  # of each table
+        tables = output(capsys, *(tmp_path / folder for folder in folders)).out.split("\n\n")
+        return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
+                 for line in table.strip().splitlines()[2:]} for table in tables]
+    first, second, summary = rows("a")
+    assert [*first] == ["chance", "rnn, 2 seeds", "rnn #2: other lr", "sstfmr", "rnn (dim7)",
+                        "looptfmr", "authors", "mine"]
+    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn #2: other lr"] == "90.0"
+    assert [*second] == ["chance", "rnn", "sstfmr", "rnn (dim7)", "looptfmr", "authors", "mine"]
+    assert [name for name, cell in summary.items() if cell] == [*second]
+    several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
+    assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
+    assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
+        "--why": "\n| hidden states, ", "--plot a.png": "Drawn: a.png",
         "--attention a.png": "Drawn: a.png", "--attention a.png --subset ood --trial 2": "Drawn: a"}
 
 
 @pytest.mark.parametrize("flags", ADDS)
-def test_a_flag_adds_what_it_names(trained, tmp_path, capsys, monkeypatch, flags):
+def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     if ".png" in flags:
         pytest.importorskip("matplotlib")
-    assert ADDS[flags] not in output(capsys, trained).out
-    assert ADDS[flags] in output(capsys, trained, *flags.split()).out
-    assert not [path for path in tmp_path.iterdir() if path.read_bytes()[:4] != b"\x89PNG"]
+    assert ADDS[flags] not in output(capsys, finished).out
+    assert ADDS[flags] in output(capsys, finished, *flags.split()).out
+    drawn = [path.read_bytes()[:4] == b"\x89PNG" for path in tmp_path.iterdir() if path.is_file()]
+    assert drawn == [True] * (".png" in flags)
+    if flags == "--why":  # is kept in result.json, and printed from there
+        change(finished / "checkpoint.pt", None)
+        assert ADDS[flags] in output(capsys, finished, *flags.split()).out
+
+
+def test_the_plot_shows_the_table(finished, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(evaluation, "drawing", lambda *_: contextlib.nullcontext(figure))
+    run(finished.parents[3], "--seed", "1")
+    evaluation.main([str(finished.parents[3]), "--plot", "x"])
+    bars, lines = figure.axes
+    seeds = [read(path)["accuracy"] for path in finished.parent.rglob("result.json")]
+    means = {test: 50 * sum(seed[test] for seed in seeds) for test in TESTS}
+    widths = [bar.get_width() for bar in bars.patches]
+    assert widths == pytest.approx([means["iid"], means["ood"]])
+    dots = [x for line in bars.lines for x in line.get_xdata() if line.get_marker() == "."]
+    assert dots == pytest.approx([100 * seed[test] for test in ("iid", "ood") for seed in seeds])
+    shown = {line.get_label(): list(line.get_ydata()) for line in lines.lines}
+    assert [*means.values()] == pytest.approx([*shown.values()][-1])
+    chance = read(finished / "result.json")["baselines"]
+    assert shown["chance"] == pytest.approx([100 * chance[test]["chance"] for test in TESTS])
 
 
 @pytest.mark.parametrize("model, flags, says", [
     ("sstfmr", "--attention a.png --subset depth3", "there is no subset 'depth3'; there is train,"),
-    ("sstfmr", "--attention a.png --operator 1", "there is none but the root, or LoopTfmr's 1"),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "cannot write no"),
     ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
-    ("sstfmr", "--attention a.png", "pictures need matplotlib: pip install matplotlib")])
-def test_what_cannot_be_drawn(finished, tmp_path, capsys, monkeypatch, model, flags, says):
-    if "cannot" in says:
+    ("sstfmr", "--plot seed0", "is no file that could be replaced"),
+    ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
+def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says):
+    if "cannot" in says or "no file" in says:
         pytest.importorskip("matplotlib")
     else:  # as where it is not installed
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    folder = run(tmp_path, "--model", model)[0]  # that of sstfmr is finished, and comes last
-    monkeypatch.chdir(folder)
-    before = [*folder.iterdir()]
-    assert says in refusal(capsys, evaluation, ".", *flags.split())[0]
-    assert [*folder.iterdir()] == before
+    folder, = run(tmp_path, "--model", model)
+    monkeypatch.chdir(folder.parent)
+    before = [*folder.parent.rglob("*")]
+    assert says in refusal(capsys, evaluation, folder, *flags.split())[0]
+    assert [*folder.parent.rglob("*")] == before
+
+
+def test_a_link_is_written_through_and_run_folders_behind_one_are_seen(finished, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(finished.parents[2])
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "behind" / "runs").symlink_to(finished.parents[3])
+    for folder in "link", "behind":
+        assert "| sstfmr (" in output(capsys, tmp_path / folder).out
+    file, link = tmp_path / "a.txt", tmp_path / "a.link"
+    link.symlink_to(file)
+    with data.replacing(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and file.read_text() == "new"
+    with pytest.raises(data.UsageError, match="^/dev/null is no file"):
+        data.replacing("/dev/null").__enter__()
 
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
-    ("config.json", {"split": "gone"}, ["", "--show 1"], "there is no split 'gone' any more"),
-    ("config.json", {"model": "../x"}, ["--show 1"], "do not fit today's models/../x.py"),
-    ("config.json", {"model_args": {"dim": 32}}, ["--show 1"], "do not fit today's models/sstfmr"),
-    ("config.json", "[]", [""], "damaged: "), ("result.json", "{}", [""], "KeyError('accuracy')"),
-    ("result.json", None, [""], "it is unfinished (log.csv says"),
-    ("checkpoint.pt", None, ["--show 1"], "checkpoint.pt is missing")])
+    ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "no split"),
+    ("result.json", "{}", "", "KeyError('config')"),
+    ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
+     "do not fit today's models/sstfmr"),
+    ("result.json", lambda text: text.replace(b'"model": "sst', b'"model": "../'), "--show 1",
+     "do not fit today's models/../fmr.py"),
+    ("checkpoint.pt", "", "--show 1", "checkpoint.pt is damaged"),
+    ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)")],
+    ids=["split", "result", "dim", "model", "weights", "no weights"])
 def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
-    for flag in {"", *flags}:
-        is_said, row_is_lost = flag in flags, "" in flags
-        out, err = output(capsys, finished, *[trained] * row_is_lost, *flag.split())
-        assert " (dim16-" in out and err.count("\n") == is_said
-        assert not is_said or err.startswith("not shown: ") and says in err
+    if flags:
+        assert " (dim16-" in output(capsys, finished).out  # the table does without
+        assert says in refusal(capsys, evaluation, finished, *flags.split())[0]
+    else:
+        out, err = output(capsys, finished, trained)
+        assert " (dim16-" in out and err.startswith("not shown: ") and says in err
 
 
-def test_loading_warns_of_other_code_and_leaves_the_generator_alone(
-        trained, finished, capsys, monkeypatch):
+def test_loading_leaves_the_generator_alone_and_gives_the_model_before_training(trained):
     state = torch.get_rng_state()
-    load(trained)
-    assert not capsys.readouterr().err and torch.get_rng_state().equal(state)
-    now = evaluation.code_of("sstfmr") | {"data.py": "another"}
-    monkeypatch.setattr(evaluation, "code_of", lambda model: now)
-    load(trained)
-    assert capsys.readouterr().err == f"{trained}: data.py changed since this run\n"
-    weights = finished / "checkpoint.pt"  # as of recorded runs
-    change(finished / "config.json", lambda content: content.replace(b'"code"', b'"other"'))
-    torch.save(torch.load(weights) | {"code": {"models/sstfmr.py": "another"}}, weights)
-    load(finished)
-    assert capsys.readouterr().err == f"{finished}: models/sstfmr.py changed since this run\n"
-
-
-def test_a_result_of_other_test_sets_is_named(finished, capsys):
-    tests = read(finished / "result.json")["tests"] | {"ood": "100 trials"}
-    change(finished / "result.json", {"tests": tests})
-    evaluation.main([str(finished)])
-    assert " was not tested on today's trials of ood.\n" in capsys.readouterr().out
+    after, before = load(trained)[0], load(trained, trained=False)[0]
+    assert torch.get_rng_state().equal(state)
+    torch.manual_seed(0)
+    fresh = module_of("sstfmr").Model(dim=16, layers=1)
+    assert all(a.equal(b) for a, b in zip(fresh.parameters(), before.parameters()))
+    assert not after.readout.weight.equal(before.readout.weight)

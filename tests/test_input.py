@@ -5,7 +5,6 @@ import data
 import eval as evaluation
 import train
 from data import Subset
-from models import module_of
 from test_eval import ADDS
 from test_train import CHANGES, TINY, refusal
 
@@ -19,7 +18,8 @@ WRONG = {  # flags of train.py, one by one, then together
     "--optimizer sgd": "invalid choice: 'sgd'", "--schedule no": "invalid choice: 'no'",
     "--decay no": "invalid choice: 'no'",
     "--device x": "choose from", "--read x": "invalid choice: 'x'",
-    "--bogus 1": "unrecognized arguments: --bogus 1", "--step 2": "unrecog", "--out": "argument",
+    "--bogus 1": "unrecognized arguments: --bogus 1", "--step 2": "unrecog", "--out": "argument", "--again x": "unrecognized arguments: x",
+    "--test-trials 0": "must be an integer from 1 to",
     "--model looptfmr gru --view all": "--model gru: error: unrecognized arguments: --layers 1",
     "--model rnn gru --heads 2": "unrecognized arguments: --layers 1 --heads 2",
     "--heads 3": "seed0: dim must be a multiple of heads, not 16 with 3 heads",
@@ -30,34 +30,33 @@ WRONG = {  # flags of train.py, one by one, then together
 @pytest.mark.parametrize("program, flags, says", [
     *((train, flags, says) for flags, says in WRONG.items()),
     (evaluation, "--show -1", "must be an integer from 0 to 1000"),
-    (evaluation, "", "no run to show in runs: train one"), (evaluation, "--attention", "expected"),
-    (evaluation, "--attention a.png", "no run to show in runs: train one"),
-    (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--operator 31", "to 30"),
+    (evaluation, "", "no finished run in runs: train one"), (evaluation, "--plot", "expected one"),
+    (evaluation, "--attention a.png", "no finished run in runs: train one"),
+    (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--why x", "in x: train"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
     (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: choose"),
     (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument"),
-    (data, "--export .", "' -> '.'")])
+    (data, "--export .", "is no file that could be replaced")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
     line, = refusal(capsys, program, *(TINY if program is train else ()), *flags.split())
     assert ": error: " in line and says in line and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place, name, new, says", [
-    (vars(module_of("sstfmr")), "Model", lambda dim, layers=1: 0, "a default for dim"),
-    (vars(module_of("sstfmr")), "Model", lambda dim=1, layers=1, out=1: 0, "argument --out: conf"),
-    (data.SPLITS, "mine", {"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set"),
-    (data.SPLITS, "mine", {"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
-    (data.SPLITS, "mine", {"train": (a := Subset(depths=(1, 3))), "iid": a}, "iid has trials of")])
-def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, place, name, new, says):
-    monkeypatch.setitem(place, name, new)
-    assert says in refusal(capsys, train, *TINY, *["--split", "mine"] * (name == "mine"))[0]
+@pytest.mark.parametrize("split, says", [
+    ({"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set drawn like its train"),
+    ({"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
+    ({"train": Subset(depths=(1, 3)), "iid": Subset(depths=(1, 3))}, "iid has trials of")],
+    ids=["no iid", "depth 2", "two depths"])
+def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, split, says):
+    monkeypatch.setitem(data.SPLITS, "mine", split)
+    assert says in refusal(capsys, train, *TINY, "--split", "mine")[0]
 
 
 @pytest.mark.parametrize("program, tested", [
-    (train, [*CHANGES, "--out", "--device"]),
-    (evaluation, [*ADDS, "--subset", "--trial", "--operator"]),
+    (train, [*CHANGES, "--out", "--device", "--again"]),
+    (evaluation, [*ADDS, "--subset", "--trial"]),
     (data, ["--split", "--subset", "--depth", "--n", "--seed", "--export"])])
 def test_every_flag_has_help_and_its_tests(program, tested, capsys):
     with pytest.raises(SystemExit):

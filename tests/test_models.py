@@ -13,10 +13,10 @@ import bench
 import data
 import train
 from bench import COMPACT
-from models import available, gru, looptfmr, module_of
+from models import ALL, available, gru, looptfmr, module_of
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
-SHIPPED = [*COMPACT, "authors", "gru", "mlp", "rnn"]
+SHIPPED = [*ALL, "authors"]
 VARIANTS = [(name, {}) for name in available()] + [
     (name, {key: choice}) for name in available()  # each other choice of an argument
     for key, parameter in inspect.signature(module_of(name).Model).parameters.items()
@@ -63,8 +63,9 @@ def test_one_batch_is_overfitted(name):
 
 
 @each("name", SHIPPED)
-@each("what, larger", [("SHAPES", data.SHAPES + 1), ("COLORS", data.COLORS + 1),
-                       ("OPERATORS", data.OPERATORS | {"Added": data.Operator("")})])
+@pytest.mark.parametrize("what, larger", [
+    ("SHAPES", data.SHAPES + 1), ("COLORS", data.COLORS + 1),
+    ("OPERATORS", data.OPERATORS | {"Added": data.Operator("")})], ids=["shapes", "colors", "ops"])
 def test_sizes_follow_data(name, what, larger, monkeypatch):
     changes = {"embed": "onehot"} if name == "authors" else {}  # of numbers, it has no table
     before = sum(p.numel() for p in make(name, **changes).parameters())
@@ -143,7 +144,7 @@ def test_attention_and_block_equal_torch():
     near(block(x[:, 5:], x, mask[:, None, None]), layer(x, src_key_padding_mask=mask)[:, 5:])
 
 
-@each("name", [name for name in COMPACT if name != "papertfmr"])
+@each("name", COMPACT)
 def test_absent_second_selectors_are_not_seen(name):
     """What marks second selectors changes nothing at depth 1, where all are absent."""
     for depth, same in ("depth1", True), ("depth3", False):
@@ -193,9 +194,7 @@ def test_looptfmr_hands_up_the_answers_alone(changes, same):
 
 
 def test_classes_of_the_same_name_are_copies():
-    """... but for the tokens of papertfmr.py, its one difference from sstfmr.py."""
     copies = {(key, inspect.getsource(thing)) for module in map(module_of, SHIPPED)
               for key, thing in vars(module).items()
-              if inspect.getmodule(thing) is module and key != "Model"
-              and (module.__name__, key) != ("models.papertfmr", "Instruction")}
+              if inspect.getmodule(thing) is module and key != "Model"}
     assert sorted(key for key, _ in copies) == sorted(dict(copies))

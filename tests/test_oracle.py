@@ -96,9 +96,9 @@ def test_trials_of_a_split_without_test_sets_are_shown_in_a_notebook(monkeypatch
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")
-def test_a_reader_that_leaves_early_is_no_error():
+def test_a_reader_that_leaves_early_meets_no_words():
     run = subprocess.Popen([sys.executable, "-c", "import data; input(); data.main()"], text=True,
                            cwd=os.path.dirname(data.__file__), stdin=subprocess.PIPE,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     run.stdout.close()  # as head does
-    assert run.communicate("go\n")[1] == "" and run.returncode == 0
+    assert run.communicate("go\n")[1] == "" and run.returncode == 1

@@ -4,10 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 from unittest.mock import DEFAULT, Mock
 
 import pytest
@@ -15,13 +15,19 @@ import torch
 
 import data
 import eval as evaluation
+import models
 import train
 from eval import read
-from models import available, module_of
+from models import ALL, module_of
 
-TINY = "--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --device cpu".split()
-TESTS, SSTFMR = list(data.SPLITS["systematic1"])[1:], module_of("sstfmr").Model
+TINY = ("--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --test-trials 50 "
+        "--device cpu").split()
+TESTS = list(data.SPLITS["systematic1"])[1:]
 HERE = Path(__file__).parent
+SSTFMR = (HERE.parent / "models" / "sstfmr.py").read_text()
+FORWARD = "return self.readout(self.features(instruction, stimulus))"
+DROPOUT = SSTFMR.replace(FORWARD, "x = self.features(instruction, stimulus)\n"
+                         "        return torch.dropout(self.readout(x), 0.5, self.training)")
 
 
 def run(out, *flags):  # in this process -> the folders of all runs in `out`
@@ -69,96 +75,121 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
     with pytest.raises(SystemExit, match="^2$"):
         program.main([str(argument) for argument in arguments])
     lines = capsys.readouterr().err.splitlines()
-    return [line for line in lines if re.match(r".*: error|Failed", line)]
+    return [line for line in lines if re.match(r".*: error|.* left out", line)]
 
 
 def configurations(flags):
-    return [*train.configurations(["--device", "cpu", *flags.split()])]
+    argv = ["--device", "cpu", *flags.split()]
+    return [*train.configurations(train.parser_of().parse_known_args(argv)[0], argv)]
 
 
-def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(monkeypatch):
+# ---- what is run --------------------------------------------------------------------------------
+
+def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(student):
     configs = configurations("--split all productive_release --model all --seed 0 1 0 --lr 0.1")
     folders = {(c["split"], c["model"], c["settings"], c["seed"]) for c in configs}
     splits = 1 + sum(not split.endswith("_release") for split in data.SPLITS)
-    assert len(folders) == len(configs) == 2 * len(available()) * splits
+    assert len(folders) == len(configs) == 2 * len(ALL) * splits
+    assert [config["model"] for config in configurations("--model all")] == ALL
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
-    monkeypatch.setattr(module_of("rnn"), "TRAINING", {"lr": 0.25, "steps": 11})
-    config, = configurations("--model looptfmr --view all --carry state --heads 2 --view own "
-                             "--more 1")
-    assert config["settings"] == "heads2-carrystate-more1"  # the last value, in one order
-    config, = configurations("--model rnn --steps 12")  # a flag counts more
-    assert (config["lr"], config["steps"], config["settings"]) == (0.25, 12, "steps12")
-    assert "(default: 0.25)" in train.parser_of("rnn").format_help()
+    student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11, 'train_size': None}")
+    config, = configurations("--model mine --steps 12 --read root --heads 2 --read root")
+    assert config["settings"] == "heads2-steps12-readroot"  # in one order
+    assert (config["lr"], config["steps"], config["train_size"]) == (0.25, 12, None)
+    assert "(default: 0.25)" in train.parser_of("mine").format_help()
 
 
 @pytest.mark.parametrize("own, says", [
-    ({"optimizer": "sgd"}, "argument --optimizer: invalid choice: 'sgd'"),
-    ({"optimiser": "muon"}, "unrecognized arguments: --optimiser=muon")])
-def test_what_a_model_file_says_of_training_is_checked(monkeypatch, capsys, own, says):
-    monkeypatch.setattr(module_of("rnn"), "TRAINING", own)
-    line, = refusal(capsys, train, "--model", "rnn")
-    assert line.startswith("models/rnn.py: TRAINING: error: ") and says in line
+    ("{'optimizer': 'sgd'}", "argument --optimizer: invalid choice: 'sgd'"),
+    ("{'optimiser': 'muon'}", "unrecognized arguments: --optimiser=muon")])
+def test_what_a_model_file_says_of_training_is_checked(student, capsys, own, says):
+    student("mine", f"{SSTFMR}TRAINING = {own}")
+    line, = refusal(capsys, train, "--model", "mine")
+    assert line.startswith("models/mine.py: TRAINING: error: ") and says in line
 
 
-def test_a_flag_of_a_model_has_the_type_of_its_default(monkeypatch):
-    def model(share=0.5, n=2, least=0, gate=True, kind="", side: Literal["a", "b"] = "a",
-              width: "Literal[2, 4]" = 2):
+def test_a_flag_of_a_model_has_the_type_of_its_default(student):
+    student("mine", '''
+from typing import Literal
+class Model:
+    def __init__(self, share=0.5, n=2, least=0, gate=True, sure: Literal[True, False] = True,
+                 kind="", side: Literal["a", "b"] = "a", width: "Literal[2, 4]" = 2):
         pass
-    monkeypatch.setattr(module_of("rnn"), "Model", model)
-    config, = configurations("--model rnn --share 1 --n 3 --no-gate --kind a=b --side b --width 4")
+''')
+    config, = configurations("--model mine --share 1 --n 3 --no-gate --no-sure --kind a=b --side b "
+                             "--width 4")
     assert repr(config["model_args"]) == repr(
-        {"share": 1.0, "n": 3, "least": 0, "gate": False, "kind": "a=b", "side": "b",
+        {"share": 1.0, "n": 3, "least": 0, "gate": False, "sure": False, "kind": "a=b", "side": "b",
          "width": 4})
 
 
-def test_code_is_known_without_its_comments(tmp_path, monkeypatch):
-    def code(text):
-        for file in "data.py", "train.py", "models/mine.py":
-            (tmp_path / file).parent.mkdir(exist_ok=True)
-            (tmp_path / file).write_text(text)
-        return evaluation.code_of("mine")
-    monkeypatch.setattr(evaluation, "__file__", str(tmp_path / "eval.py"))
-    plain = code("def f(x):\n    return x + 1")
-    assert plain == code('"""A."""\n\ndef f(x):  # why\n    """B."""\n    return (x\n     + 1)')
-    assert plain != code("def f(x):\n    return x + 2") and [*plain][2] == "models/mine.py"
-    (tmp_path / "models/mine.py").unlink()  # then it alone has changed
-    assert evaluation.changed({"model": "mine", "code": evaluation.code_of("mine") | {
-        "models/mine.py": "gone"}}) == ["models/mine.py"]
+@pytest.mark.parametrize("text, says", [
+    *((f"class Model:\n    def __init__(self, sizes{default}): pass",
+       "UsageError: Model needs a default for sizes that a flag can carry")
+      for default in ("", "=None", "=(32, 32)", "=int")),
+    ("class Model:\n    def __init__(self, out=1): pass", "ArgumentError: argument --out: conf"),
+    ("class Model(", "SyntaxError: "), ("import no\nclass Model: pass", "No module")])
+def test_a_file_that_cannot_be_used_is_left_out(student, tmp_path, capsys, text, says):
+    student("mine", "\n" + text)
+    line, = refusal(capsys, train, "--model", "mine", "--out", tmp_path)
+    assert line.startswith("mine is left out: ") and says in line
+    run(tmp_path, "--model", "mine", "sstfmr")
+    assert "mine is left out: " in capsys.readouterr().err and [*tmp_path.rglob("result.json")]
 
 
-CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read eos", "--optimizer adamw", "--lr 0.01",
+def test_a_file_is_read_anew(student):
+    """... as in a notebook that has run an older version of it."""
+    for width in 7, 11:
+        student("mine", f"width = {width}  # {'-' * width}")
+        assert module_of("mine").width == width
+
+
+CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read root", "--optimizer adamw", "--lr 0.01",
            "--decay all", "--schedule constant", "--train-size 16", "--steps 3", "--batch-size 4",
-           "--model looptfmr", "--split distractor", "--seed 3", "--workers 2")
+           "--model looptfmr", "--split distractor", "--seed 3", "--workers 2", "--test-trials 60")
 
 
 @pytest.mark.parametrize("flags", CHANGES)
 def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flags):
     key, value = flags[2:].replace("-", "_").split()
     folder, = run(tmp_path, *flags.split())
-    config, same = read(folder / "config.json"), key == "workers"
-    assert same or str((config | config["model_args"])[key]) == value
+    config, same = read(folder / "config.json"), key in ("workers", "test_trials")
+    assert key == "workers" or str((config | config["model_args"])[key]) == value
     assert (bits(folder)[0] == bits(trained)[0]) == same
-    unnamed = ("model", "split", "seed", "workers")  # the first three are folders
+    unnamed = ("model", "split", "seed", "workers", "test_trials")  # the first three are folders
     assert (folder.parent.name == trained.parent.name) == (key in unnamed)
 
+
+# ---- training -----------------------------------------------------------------------------------
 
 def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path, "--steps", "12")
     assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps12-batchsize8/seed0"
-    assert {*contents(folder)} == {"config.json", "log.csv", "checkpoint.pt", "result.json", "lock"}
-    config = read(folder / "config.json")
-    assert config["code"] == evaluation.code_of("sstfmr") and config["threads"] > 0
+    code = {path.name: path.read_bytes() for path in map(Path, (
+        data.__file__, train.__file__, module_of("sstfmr").__file__))}
+    files = {"config.json", "log.csv", "checkpoint.pt", "result.json", *code}
+    assert {*contents(folder)} == files and contents(folder) == contents(folder) | code
+    config, result = read(folder / "config.json"), read(folder / "result.json")
+    assert config["threads"] > 0 and result["config"] == config
     header, *log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
     assert header == ["step", "trials", "loss", "train", *TESTS, "seconds"]
     assert [row[:2] for row in log] == [[f"{step}", f"{8 * step}"] for step in (3, 6, 9, 10, 12)]
     assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
     before, (out, err) = contents(folder), capsys.readouterr()
-    train_accuracy = f"  train {float(log[3][3]):.1%}  iid "
-    assert f"{folder}\n" in out and "step 10  trials 80  loss " in err and train_accuracy in err
+    assert f"{folder}\n" in out and f"step 10  trials 80  loss {log[3][2]}  train " in err
     assert "Runs: 1, on cpu." in out and "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     assert contents(folder) == before and capsys.readouterr().out == out.replace(f"{folder}\n", "")
+
+
+def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch):
+    before = read(finished / "result.json")
+    monkeypatch.setattr(train, "learn", None)
+    run(finished.parents[3], "--test-trials", "70")
+    after = read(finished / "result.json")
+    assert after["config"] == before["config"] | {"test_trials": 70}
+    assert after["log"] == before["log"] and after["baselines"] != before["baselines"]
 
 
 def test_rates_and_optimizers(trained):
@@ -166,7 +197,7 @@ def test_rates_and_optimizers(trained):
                                                   (0, 1), (1, 4))]
     assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], abs=0.03)
     assert train.rate(7, 9, "constant") == 1
-    states, model = torch.load(trained / "checkpoint.pt")["optimizers"], SSTFMR(dim=16, layers=1)
+    states, model = torch.load(trained / "checkpoint.pt")["optimizers"], evaluation.load(trained)[0]
     last = [state["param_groups"][0]["lr"] / train.rate(5, 6, "cosine") for state in states]
     assert last == pytest.approx([1e-3, 3e-3])
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -211,66 +242,58 @@ def test_gradients_and_dropout_are_for_training_alone(tmp_path):
     assert modes == {(True, True), (False, False)}
 
 
-def spoil(monkeypatch, method, change):  # what a student's model might do to tokens or outputs
-    right = getattr(SSTFMR, method)
+# ---- what goes wrong ----------------------------------------------------------------------------
 
-    def wrong(self, instruction, stimulus):
-        output = change(self, right(self, instruction, stimulus))
-        stimulus.zero_()
-        return output
-    monkeypatch.setattr(SSTFMR, method, wrong)
-
-
-def test_a_model_cannot_spoil_a_test_set(tmp_path, monkeypatch):
-    spoil(monkeypatch, "features", lambda model, x: x)
-    run(tmp_path)
+def test_a_model_cannot_spoil_a_test_set(tmp_path, student):
+    student("mine", SSTFMR.replace(FORWARD, "x = self.features(instruction, stimulus)\n"
+                                   "        stimulus.zero_()\n        return self.readout(x)"))
+    run(tmp_path, "--model", "mine")
     iid = data.SPLITS["systematic1"]["iid"]
     assert evaluation.test_set("systematic1", "iid", iid, 50)[0].stimulus.any()
 
 
-@pytest.mark.parametrize("method, change, says", [
-    ("features", lambda model, x: x[:, None], r"features gives \(2, 1, 16\) for two trials, not"),
-    ("forward", lambda model, x: x[:, :8], r"forward gives \(2, 8\) for two trials, not"),
-    ("forward", lambda model, x: x / 0, "the outputs of the model are not finite"),
-    ("forward", lambda model, x: x / 0 if model.training else x,
-     "the loss is nan at step 3: try a lower --lr")])
-def test_what_a_model_does_wrong_names_the_run(tmp_path, capsys, monkeypatch, method, change, says):
-    spoil(monkeypatch, method, change)
-    line, = refusal(capsys, train, *TINY, "--out", tmp_path)
-    assert re.search(f"error: .*sstfmr.dim16-.*seed0: .*{says}", line)
+@pytest.mark.parametrize("old, new, says", [
+    ("def features(", "def other(", f"{train.NEEDS}$"), (".readout", ".out", f"{train.NEEDS}$"),
+    ("self.norm(x)[:, 0]", "self.norm(x)", r"width\), .* features gives \(2, 1, 16\), not \(2, 16"),
+    (FORWARD, f"{FORWARD}[:, :8]", r"For two trials, forward gives \(2, 8\), not \(2, 138\)"),
+    (FORWARD, f"{FORWARD} / 0", "the outputs of the model are not finite"),
+    (FORWARD, f"{FORWARD} / (1 - self.training)", "the loss is nan at step 3: try a lower --lr")])
+def test_what_a_model_does_wrong_names_the_run(tmp_path, capsys, student, old, new, says):
+    student("mine", SSTFMR.replace(old, new))
+    line, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
+    says = says.replace("features(instruction, stimulus) -> (B, width)", "features.*").replace(
+        "Linear(width, 138) and forward(instruction, stimulus) -> (B, 138)", "Linear.*")
+    assert re.search(f"error: .*mine.dim16-.*seed0: .*{says}", line)
 
 
 @pytest.mark.parametrize("error, says", [
     (data.UsageError("refused"), "refused"),
-    (MemoryError(), "too little memory: try a smaller --batch-size or --dim"),
-    (torch.OutOfMemoryError(), "too little memory"), (RuntimeError("a bug"), "a bug"),
-    (OSError("No space left on device"), "No space left on device")], ids=str)
+    (RuntimeError("a bug"), "a bug"),
+    (OSError("No space left on device"), "No space left on device")],
+    ids=["usage", "bug", "disk"])
 def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch, error, says):
-    fit = Mock(wraps=train.fit, side_effect=[error, DEFAULT, DEFAULT])
-    monkeypatch.setattr(train, "fit", fit)
-    flags = [*TINY, "--seed", "0", "1", "2", "--out", tmp_path]
-    (line, last), failed = refusal(capsys, train, *flags), next(tmp_path.rglob("seed0"))
-    assert re.search(f": error: .*seed0: .*{says}", line) and f"{failed}: " in line
-    assert last == f"Failed: {failed}"
+    monkeypatch.setattr(train, "fit", Mock(wraps=train.fit, side_effect=[error, DEFAULT, DEFAULT]))
+    line, = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "--out", tmp_path)
+    assert re.search(f": error: .*seed0: .*{says}", line)
     assert len([*tmp_path.rglob("result.json")]) == 2
 
 
-@pytest.mark.parametrize("file", ["data.py", "train.py", "models/sstfmr.py"])
-def test_a_seed_joins_runs_of_the_same_code_alone(finished, capsys, monkeypatch, file):
-    now = evaluation.code_of("sstfmr") | {file: "another"}
-    for program in train, evaluation:
-        monkeypatch.setattr(program, "code_of", lambda model: now)
+@pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
+def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, file):
+    """A comment is a change, too. Other seeds are not looked at."""
+    change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
-    for seed in "0", "1":
-        line, = refusal(capsys, train, *TINY, "--seed", seed, "--out", out)
-        assert line.endswith(f": {file} changed since {finished}: choose another --out")
-    assert contents(finished) == before and not (finished.parent / "seed1/config.json").exists()
-    run(out / "other", "--seed", "1")
-    capsys.readouterr()
+    line, = refusal(capsys, train, *TINY, "--out", out)
+    assert line.endswith(": choose another --out, or add --again to start it anew")
+    diff, = re.findall(r"made with another (\S+) \(diff (\S+) (\S+)\): ", line)
+    assert diff[0] == file and Path(diff[1]) == finished / file and Path(diff[2]).exists()
+    assert contents(finished) == before
+    run(out, "--seed", "1")
+    assert f"| sstfmr ({finished.parent.name}) " in capsys.readouterr().out
     evaluation.main([str(out)])
-    table = capsys.readouterr().out
-    assert table.count("| sstfmr (dim16-") == 2 and table.count(f": {file} changed since.\n") == 1
-    assert f"batchsize8) #2 differs from the first row of its name in {file}.\n" in table
+    assert f"{finished.parent.name}) #2: other {file} |" in capsys.readouterr().out
+    run(out, "--again")
+    assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
 
 
 def flip(content):  # a bit in the middle, which torch.load does not notice
@@ -285,78 +308,84 @@ def with_code(_):  # a checkpoint that would run code: more than tensors and num
 
 
 @pytest.mark.parametrize("file, content, gone, says", [
-    *(("config.json", {"lr": 0.5}, gone, "another run .* .lr is 0.5 there, 0.001 here.: choose an")
-      for gone in ("lock", "result.json")),  # a finished run, and an unfinished one
-    ("config.json", "{}", "lock", r"config.json is missing or damaged: KeyError\('split'\)"),
+    *(("config.json", {"lr": 0.5}, gone, r"another lr \(0.5 there, 0.001 here\): choose another")
+      for gone in (None, "result.json")),  # a finished run, and an unfinished one
     ("config.json", None, "result.json", "config.json is missing or damaged: FileNotFound"),
-    ("result.json", "{", "lock", "result.json is missing or damaged"),
+    ("result.json", "{", None, "result.json is missing or damaged"),
     *(("checkpoint.pt", damage, "result.json", "checkpoint.pt is damaged$")
-      for damage in ("", with_code, flip))])
+      for damage in ("", with_code, flip))],
+    ids=["lr", "lr, unfinished", "no config", "result", "empty", "with code", "a bit"])
 def test_another_or_a_damaged_run_is_left_alone(finished, capsys, file, content, gone, says):
     change(finished / file, content)
-    change(finished / gone, None)
-    before = contents(finished) | {"lock": b""}
+    if gone:
+        change(finished / gone, None)
+    before = contents(finished)
     line, = refusal(capsys, train, *TINY, "--out", finished.parents[3])
     assert re.search(says, line) and contents(finished) == before
 
 
-def test_the_same_command_shares_the_runs(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("fcntl")
-    flags, other = ["--seed", "0", "1"], []
-    fit = train.fit
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
+        tmp_path, capsys, monkeypatch, student):
+    """Ctrl-C comes in the middle of step 5, and again in the test at the end."""
+    student("mine", DROPOUT)
+    whole, = run(tmp_path / "whole", "--model", "mine")
+    learn, score, left = train.learn, train.score, iter(range(5)[::-1])
 
-    def meanwhile(*arguments):  # another process finds the first run taken, and does the second
-        if not other:
-            other.append(elsewhere("t.run(t.Path(sys.argv[1]), *sys.argv[2:])", tmp_path, *flags))
-            other.extend(other[0].communicate())
-        fit(*arguments)
-    monkeypatch.setattr(train, "fit", meanwhile)
-    run(tmp_path, *flags)
-    _, out, _ = other
-    assert "seed0 is being trained by another process: left to it" in out
-    assert "2 seeds" in capsys.readouterr().out and out.count("seed1\n") == 1
-    monkeypatch.setattr(sys.modules["fcntl"], "lockf", Mock(side_effect=OSError("No locks")))
-    run(tmp_path, "--seed", "2")  # as on some file systems
+    def interrupted(*arguments):
+        if next(left, 1) == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return learn(*arguments)
+
+    monkeypatch.setattr(train, "learn", interrupted)
+    flags = [*TINY, "--model", "mine", "--out", str(tmp_path / "cut")]
+    with pytest.raises(SystemExit, match="^130$"):
+        train.main(flags)
+    cut = next(tmp_path.glob("cut/**/seed0"))
+    assert torch.load(cut / "checkpoint.pt")["step"] == 5 and not (cut / "result.json").exists()
+    with pytest.raises(SystemExit, match="^130$"), monkeypatch.context() as patch:
+        patch.setattr(train, "score", Mock(side_effect=[DEFAULT, KeyboardInterrupt], wraps=score))
+        train.main(flags)
+    assert f"{cut}, from step 5\n" in capsys.readouterr().out
+    train.main(flags)
+    assert f"{cut}, from step 6\n" in capsys.readouterr().out and bits(cut) == bits(whole)
 
 
-def dropping(model, *tokens):  # SSTfmr's forward, with dropout
-    return torch.dropout(model.readout(model.features(*tokens)), 0.5, model.training)
-
-
-def run_until(moment, out):  # with dropout, and be killed when about to put the n-th file in place
-    SSTFMR.forward = dropping
-    replace, left = os.replace, iter(range(moment)[::-1])
+def run_until(moment, out, folder):  # with dropout; killed when about to put the n-th file in place
+    models.__path__.append(folder)
+    replace, left = os.replace, iter(range(int(moment))[::-1])
     os.replace = lambda *paths: replace(*paths) if next(left) else os.kill(os.getpid(), 9)
-    run(Path(out), "--train-size", "24")
+    run(Path(out), "--model", "mine", "--train-size", "24")
 
 
 @pytest.mark.slow
-def test_kills_change_no_bit(tmp_path):
-    """Before the first config.json, log 3, checkpoint 3; then, gone on: before log 6 and result."""
+def test_kills_change_no_bit(tmp_path, student):
+    """Each start puts config.json and three copies in place. Killed before these, before the first
+    log and checkpoint, then, gone on, before the second and before the result."""
+    student("mine", DROPOUT)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    for out, moment in (cut, 1), (cut, 2), (cut, 3), (cut, 5), (cut, 4), (cut, 9), (whole, 99):
-        process = elsewhere("t.run_until(int(sys.argv[1]), sys.argv[2])", moment, out)
-        killed = process.wait() in (9, -9)
-        assert killed == (moment < 9) == (not list(tmp_path.rglob("result.json")))
+    for out, moment in (cut, 1), (cut, 3), (cut, 5), (cut, 6), (cut, 8), (cut, 7), (whole, 99):
+        process = elsewhere("t.run_until(*sys.argv[1:])", moment, out, tmp_path / "models")
+        assert (process.wait() in (9, -9)) == (moment < 99), process.communicate()
+    process = elsewhere("t.run_until(*sys.argv[1:])", 99, cut, tmp_path / "models")
+    assert process.wait() == 0 and ", from step 6\n" in process.communicate()[0]
     assert bits(next(cut.rglob("seed0"))) == bits(next(whole.rglob("seed0")))
 
 
-def test_ctrl_c_or_a_full_disk_loses_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(SSTFMR, "forward", dropping)
-    whole, = run(tmp_path / "whole")
-    tmp_path = tmp_path / "cut"
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="^130$"):
-        patch.setattr(train, "report", Mock(wraps=train.report,
-                                            side_effect=[DEFAULT, KeyboardInterrupt]))
-        run(tmp_path)
-    assert "The same command goes on" in capsys.readouterr().out
-    assert torch.load(next(tmp_path.rglob("checkpoint.pt")))["rows"][-1]["step"] == 3
-    before, resource = {*contents(next(tmp_path.rglob("seed0")))}, pytest.importorskip("resource")
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # is less than a checkpoint
+def test_a_full_disk_loses_nothing(finished, capsys):
+    resource = pytest.importorskip("resource")
+    change(finished / "result.json", None)
+    before, limit = contents(finished), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))  # less than a result
     try:
-        assert "File too large" in refusal(capsys, train, *TINY, "--out", tmp_path)[0]
+        line, = refusal(capsys, train, *TINY, "--out", finished.parents[3])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert {*contents(next(tmp_path.rglob("seed0")))} == before  # no half a file
-    assert bits(*run(tmp_path)) == bits(whole)
+    assert "File too large" in line and contents(finished) == before  # no half a file
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")
+def test_training_whose_reader_leaves_does_not_end_as_if_all_were_well(tmp_path):
+    process = elsewhere("t.run(t.Path(sys.argv[1]))", tmp_path)
+    process.stdout.close()  # as head does
+    assert process.wait() == 1
