@@ -171,10 +171,10 @@ def load(folder, trained=True):
 
 @torch.no_grad()
 def predict(function, trials, device="cpu"):
-    """The outputs of a model, or of its `features`, for trials (n, ...), a hundred at a time. The
-    model gets copies, which it may change."""
+    """The outputs of a model, or of its `features`, for trials (n, ...), fifty at a time: at depth 9
+    that is faster than a hundred. The model gets copies, which it may change."""
     outputs = []
-    for tokens in zip(trials.instruction.split(100), trials.stimulus.split(100)):
+    for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
     outputs = torch.cat(outputs)
     if not outputs.isfinite().all():
@@ -484,7 +484,7 @@ def states(model, trials):
     of computing, and the features. HyperTfmr also has a code. What a block of the stimulus's
     encoder gives does not know the question, and is left out."""
     places = collections.defaultdict(list)
-    for batch in zip(trials.instruction.split(100), trials.stimulus.split(100)):
+    for batch in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         features, found = calls(model, *batch, "Block")
         found = [call for call in found if not call[0].startswith("encode_stimulus")]
         for i, (_, _, _, output, row) in enumerate(found, 1):

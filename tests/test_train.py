@@ -234,6 +234,16 @@ def test_muon_computes_what_that_of_torch_does():
     assert (spare == 1).all()
 
 
+def test_orthogonal_is_five_iterations_of_newton_schulz():
+    for rows, columns in (6, 6), (4, 16), (16, 4):
+        x = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(0)).double()
+        plain = x / x.norm(dim=(1, 2), keepdim=True)
+        for _ in range(5):
+            plain = 3.4445 * plain - 4.775 * plain @ plain.mT @ plain + 2.0315 * (
+                plain @ plain.mT @ plain @ plain.mT @ plain)
+        torch.testing.assert_close(train.orthogonal(x), plain)
+
+
 def test_gradients_and_dropout_are_for_training_alone(tmp_path):
     modes = set()
     with torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: modes.add(
