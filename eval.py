@@ -237,12 +237,7 @@ def rows_of(runs):
     """Label of a row -> split -> the results of its seeds. Baselines come first, as if they were
     models. Where --outs differ, labels name them. Runs of one name that differ in config or in
     their copies of the code have rows of their own, which say in what they differ."""
-    rows, groups = {name: {} for name in BASELINES}, {}
-    for _, config, result in runs:
-        for test, baselines in result["baselines"].items():
-            for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
-                row = rows[name].setdefault(config["split"], [{"accuracy": {}, "kinds": {}}])
-                row[0]["accuracy"].setdefault(test, accuracy)
+    rows, first = {name: {} for name in BASELINES}, {}  # first: label, split -> identity
     outs = {folder.absolute().parents[3] for folder, _, _ in runs}
     for folder, config, result in runs:
         label, split = config["model"], config["split"]
@@ -252,17 +247,16 @@ def rows_of(runs):
             label = f"{folder.absolute().parents[3].name}: {label}"
         identity = {name: value for name, value in config.items() if name not in MACHINE}
         identity |= {path.name: path.read_text() for path in folder.glob("*.py")}
-        alike = groups.setdefault(label, {}).setdefault(split, {})
-        seeds = alike.setdefault(json.dumps(identity, sort_keys=True), {})
-        seeds.setdefault(config["seed"], result)
-    for label, (split, alike) in ((label, of) for label in groups for of in groups[label].items()):
-        first = json.loads([*alike][0])
-        for i, (identity, seeds) in enumerate(alike.items(), 1):
-            here = json.loads(identity)
-            other = [name for name in first | here if first.get(name) != here.get(name)]
-            name = f"{label} #{i}: other {', '.join(other)}" if other else label
-            rows.setdefault(name, {})[split] = [*seeds.values()]
-    return rows
+        while (known := first.setdefault((label, split), identity)) != identity:
+            other = [name for name in known | identity if known.get(name) != identity.get(name)]
+            label += f", other {', '.join(other)}"
+        rows.setdefault(label, {}).setdefault(split, {}).setdefault(config["seed"], result)
+        for test, baselines in result["baselines"].items():
+            for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
+                row = rows[name].setdefault(split, {0: {"accuracy": {}, "kinds": {}}})
+                row[0]["accuracy"].setdefault(test, accuracy)
+    return {label: {split: [*seeds.values()] for split, seeds in of.items()}
+            for label, of in rows.items()}
 
 
 def at(results, test):

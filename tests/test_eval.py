@@ -260,9 +260,9 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
     first, second, summary = rows("a")
-    assert [*first] == ["chance", "rnn, 2 seeds", "rnn #2: other lr", "sstfmr", "rnn (dim7)",
+    assert [*first] == ["chance", "rnn, 2 seeds", "rnn, other lr", "sstfmr", "rnn (dim7)",
                         "looptfmr", "authors", "mine"]
-    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn #2: other lr"] == "90.0"
+    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn, other lr"] == "90.0"
     assert [*second] == ["chance", "rnn", "sstfmr", "rnn (dim7)", "looptfmr", "authors", "mine"]
     assert [name for name, cell in summary.items() if cell] == [*second]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]

@@ -301,7 +301,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     run(out, "--seed", "1")
     assert f"| sstfmr ({finished.parent.name}) " in capsys.readouterr().out
     evaluation.main([str(out)])
-    assert f"{finished.parent.name}) #2: other {file} |" in capsys.readouterr().out
+    assert f"{finished.parent.name}), other {file} |" in capsys.readouterr().out
     run(out, "--again")
     assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
 
