@@ -339,7 +339,8 @@ def trials(split, subset, n, *, seed=0, depth=None):
         depth = chosen.depths[0]
     if depth not in chosen.depths:
         depths = " or ".join(map(str, chosen.depths))
-        raise UsageError(f"{split}/{subset} has trials of depth {depths}: choose a depth")
+        wrong = "choose a depth" if depth is None else f"not of {depth}"
+        raise UsageError(f"{split}/{subset} has trials of depth {depths}: {wrong}")
     if n < 1:
         raise UsageError(f"n must be at least 1, not {n}")
     return stream(f"set {seed} {split} {subset}", chosen, depth, range(n))
@@ -448,6 +449,8 @@ def replacing(path):
     """A temporary path beside the file `path`, or beside what a link leads to, which replaces it if
     all goes well. If not, the old file stays. UsageError where `path` is no file."""
     path = pathlib.Path(path).resolve()
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}")
     if path.exists() and not path.is_file():  # a folder, or /dev/null
         raise UsageError(f"{path} is no file that could be replaced")
     temporary = path.parent / f"{path.stem}.{os.getpid()}{path.suffix}"

@@ -211,13 +211,13 @@ MACHINE = "seed device python torch machine threads gpu".split()  # may differ w
 def runs_below(folders):
     """The finished runs (folder, config, result) in folders or below them. Below one folder, the
     paper's six come first, in its order, then our changes to them, then all other models. Lines on
-    stderr name what cannot be read."""
+    stderr name what cannot be read. UsageError if there is no run at all."""
     def rank(run):
         name, settings = run[1]["model"], run[1]["settings"]
         place = ALL.index(name) if name in ALL else len(ALL)
         return name not in PAPER, name in PAPER and settings != "default", place, name, settings
 
-    runs = {}  # of copies and links, the first counts
+    runs, empty = {}, []  # of copies and links, the first counts
     for above in folders:
         pattern, found = str(Path(glob.escape(str(above)), "**", "result.json")), []
         for path in sorted(map(Path, glob.glob(pattern, recursive=True))):  # also behind links
@@ -230,6 +230,12 @@ def runs_below(folders):
                 print(f"not shown: {path.parent}: {error}", file=sys.stderr)
         for run in sorted(found, key=rank):
             runs.setdefault(run[0].resolve(), run)
+        if not found:
+            empty.append(f"no finished run in {above}")
+    if not runs:
+        raise UsageError(f"{', '.join(empty)}: train one with train.py")
+    for text in empty:
+        print(f"not shown: {text}", file=sys.stderr)
     return [*runs.values()]
 
 
@@ -238,13 +244,13 @@ def rows_of(runs):
     models. Where --outs differ, labels name them. Runs of one name that differ in config or in
     their copies of the code have rows of their own, which say in what they differ."""
     rows, first = {name: {} for name in BASELINES}, {}  # first: label, split -> identity
-    outs = {folder.absolute().parents[3] for folder, _, _ in runs}
+    outs = {out_of(folder) for folder, _, _ in runs}
     for folder, config, result in runs:
         label, split = config["model"], config["split"]
         if config["settings"] != "default":
             label += f" ({config['settings']})"
         if len(outs) > 1:
-            label = f"{folder.absolute().parents[3].name}: {label}"
+            label = f"{out_of(folder)}: {label}"
         identity = {name: value for name, value in config.items() if name not in MACHINE}
         identity |= {path.name: path.read_text() for path in folder.glob("*.py")}
         while (known := first.setdefault((label, split), identity)) != identity:
@@ -257,6 +263,11 @@ def rows_of(runs):
                 row[0]["accuracy"].setdefault(test, accuracy)
     return {label: {split: [*seeds.values()] for split, seeds in of.items()}
             for label, of in rows.items()}
+
+
+def out_of(folder):
+    """The name of the --out above a run folder, <out>/<split>/<model>/<settings>/seed<k>."""
+    return folder.absolute().parts[-5:][0]
 
 
 def at(results, test):
@@ -594,9 +605,6 @@ def main(argv=None):
     args = parser.parse_args(argv)
     with data.ending(parser):
         runs = runs_below(args.runs)
-        if not runs:
-            raise UsageError(f"no finished run in {', '.join(map(str, args.runs))}: train one with "
-                             "train.py")
         weights = [folder for folder, _, _ in runs if (folder / "checkpoint.pt").exists()]
         if (args.show or args.attention) and not weights:
             raise UsageError("these runs have no weights (checkpoint.pt)")
@@ -605,6 +613,8 @@ def main(argv=None):
                 if "why" not in read(folder / "result.json"):
                     measure(folder)
             runs = runs_below(args.runs)
+            if not any("why" in result for _, _, result in runs):
+                raise UsageError("these runs have no weights (checkpoint.pt) to be measured")
         rows, found = rows_of(runs), {config["split"] for _, config, _ in runs}
         splits = [split for split in data.SPLITS if split in found]
         for split in splits:

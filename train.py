@@ -76,7 +76,7 @@ def fit(config, folder, again, workers):
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
     model, optimizers = build(config)
     if enter(config, folder, again):
-        return
+        return print(f"{folder} is finished")
     state = restore(folder, model, optimizers)
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
     print(f"{folder}, from step {done:,}" if done else folder)
@@ -127,14 +127,17 @@ def build(config):
     the model refuses its arguments or is not what train.py and eval.py need."""
     split = config["split"]
     for name, subset in data.SPLITS[split].items():
+        data.check(subset)
         for depth in subset.depths:
             trials = data.trials(split, name, 2, depth=depth)  # raises where cells or pairs run out
     evaluation.near_and_far(split)  # raises where no test set is in distribution
     data.Batches(split, config["batch_size"], 0, config["train_size"])  # raises if that is too few
     torch.manual_seed(config["seed"])
     model = module_of(config["model"]).Model(**config["model_args"]).eval()
-    if not hasattr(model, "features") or not isinstance(getattr(model, "readout", 0), nn.Linear):
-        raise UsageError(NEEDS)
+    if not hasattr(model, "features"):
+        raise UsageError(f"{NEEDS}. This one has no features")
+    if not isinstance(getattr(model, "readout", None), nn.Linear):
+        raise UsageError(f"{NEEDS}. This one has no such readout")
     for name, function, width in (("features", model.features, model.readout.in_features),
                                   ("forward", model, data.CLASSES)):
         shape = tuple(evaluation.predict(function, trials).shape)
@@ -367,7 +370,8 @@ def main(argv=None):
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
         if finished:
             evaluation.main(finished)
-        if not finished or len(finished) < len(runs):
+        left_out = {*args.model} - {"all"} - {config["model"] for config in runs.values()}
+        if left_out or len(finished) < len(runs):
             sys.exit(2)
 
 

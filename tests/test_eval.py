@@ -268,6 +268,9 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
     assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
+    (tmp_path / "empty").mkdir()
+    err = output(capsys, tmp_path / "a", tmp_path / "empty").err
+    assert err == f"not shown: no finished run in {tmp_path / 'empty'}\n"
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
@@ -311,12 +314,12 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     ("sstfmr", "--attention a.png --subset depth3", "there is no subset 'depth3'; there is train,"),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
-    ("sstfmr", "--attention no/a.png", "cannot write no"),
+    ("sstfmr", "--attention no/a.png", "there is no folder "),
     ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
     ("sstfmr", "--plot seed0", "is no file that could be replaced"),
     ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
 def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says):
-    if "cannot" in says or "no file" in says:
+    if "cannot" in says or "there is no" in says or "no file" in says:
         pytest.importorskip("matplotlib")
     else:  # as where it is not installed
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -350,8 +353,9 @@ def test_a_link_is_written_through_and_run_folders_behind_one_are_seen(finished,
     ("result.json", lambda text: text.replace(b'"model": "sst', b'"model": "../'), "--show 1",
      "do not fit today's models/../fmr.py"),
     ("checkpoint.pt", "", "--show 1", "checkpoint.pt is damaged"),
-    ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)")],
-    ids=["split", "result", "dim", "model", "weights", "no weights"])
+    ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
+    ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt) to be")],
+    ids=["split", "result", "dim", "model", "weights", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:

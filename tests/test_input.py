@@ -34,10 +34,11 @@ WRONG = {  # flags of train.py, one by one, then together
     (evaluation, "--attention a.png", "no finished run in runs: train one"),
     (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--why x", "in x: train"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
-    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: choose"),
+    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: not of 4"),
     (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument"),
-    (data, "--export .", "is no file that could be replaced")])
+    (data, "--export .", "is no file that could be replaced"),
+    (data, "--export no/a.npz", "there is no folder ")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
     line, = refusal(capsys, program, *(TINY if program is train else ()), *flags.split())
@@ -46,7 +47,7 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
 
 @pytest.mark.parametrize("split, says", [
     ({"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set drawn like its train"),
-    ({"train": Subset(depths=(2,))}, "depths must be a tuple of some of (1"),
+    ({"train": Subset(depths=2)}, "depths must be a tuple of some of (1"),
     ({"train": Subset(depths=(1, 3)), "iid": Subset(depths=(1, 3))}, "iid has trials of")],
     ids=["no iid", "depth 2", "two depths"])
 def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, split, says):

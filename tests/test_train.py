@@ -134,8 +134,8 @@ def test_a_file_that_cannot_be_used_is_left_out(student, tmp_path, capsys, text,
     student("mine", "\n" + text)
     line, = refusal(capsys, train, "--model", "mine", "--out", tmp_path)
     assert line.startswith("mine is left out: ") and says in line
-    run(tmp_path, "--model", "mine", "sstfmr")
-    assert "mine is left out: " in capsys.readouterr().err and [*tmp_path.rglob("result.json")]
+    assert refusal(capsys, train, *TINY, "--model", "mine", "sstfmr", "--out", tmp_path) == [line]
+    assert [*tmp_path.rglob("result.json")]
 
 
 def test_a_file_is_read_anew(student):
@@ -180,7 +180,9 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert f"{folder}\n" in out and f"step 10  trials 80  loss {log[3][2]}  train " in err
     assert "Runs: 1, on cpu." in out and "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
-    assert contents(folder) == before and capsys.readouterr().out == out.replace(f"{folder}\n", "")
+    again = capsys.readouterr().out
+    assert contents(folder) == before and again == out.replace(f"{folder}\n", f"{folder} is fini"
+                                                               "shed\n")
 
 
 def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch):
@@ -263,7 +265,8 @@ def test_a_model_cannot_spoil_a_test_set(tmp_path, student):
 
 
 @pytest.mark.parametrize("old, new, says", [
-    ("def features(", "def other(", f"{train.NEEDS}$"), (".readout", ".out", f"{train.NEEDS}$"),
+    ("def features(", "def other(", f"{train.NEEDS}. This one has no features$"),
+    (".readout", ".out", f"{train.NEEDS}. This one has no such readout$"),
     ("self.norm(x)[:, 0]", "self.norm(x)", r"width\), .* features gives \(2, 1, 16\), not \(2, 16"),
     (FORWARD, f"{FORWARD}[:, :8]", r"For two trials, forward gives \(2, 8\), not \(2, 138\)"),
     (FORWARD, f"{FORWARD} / 0", "the outputs of the model are not finite"),
