@@ -292,8 +292,10 @@ def table(header, rows):
 
 
 def split_table(split, rows, per_operator):
-    """A row per model and settings, mean and spread over seeds."""
-    tests, lines = tests_of(split), []
+    """A row per model and settings, mean and spread over seeds. A column per test set that any of
+    them was tested on."""
+    lines, tests = [], [test for test in tests_of(split)
+                        if any(at(of.get(split, ()), test) for of in rows.values())]
     for label, results in ((label, of[split]) for label, of in rows.items() if split in of):
         label += f", {len(results)} seeds" if len(results) > 1 else ""
         lines.append([label, *(percent(at(results, test)) for test in tests)])
@@ -454,13 +456,14 @@ def draw_attention(folder, path, subset, number):
             axis = figure.add_subplot(rows, columns, i + 1)
             loop = f", loop {i // columns + 1}" if rows > 1 else ""
             axis.set_title(name + loop, fontsize=9, loc="left")
-            draw_look(axis, stimulus.tolist(), dict(look), look)
+            draw_look(axis, stimulus.tolist(), look)
 
 
-def draw_look(axis, stimulus, shares, look):
+def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
-    size, edge = data.GRID, {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
+    shares, size = dict(look), data.GRID
+    edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh([[shares.get((row, column), 0) for column in range(size)]
                      for row in range(size)], cmap="gray", vmin=-0.2, vmax=1.2, edgecolors="0.35")
     axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
@@ -481,7 +484,6 @@ def draw_look(axis, stimulus, shares, look):
 # ---- inside a model: what its states hold -------------------------------------------------------
 
 PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
-PARTS = "operator", "letter", "color"  # of a token, in this order
 
 
 def states(model, trials):
@@ -524,7 +526,7 @@ def decoding(x, trials, test_x, test_trials):
     letter and color of the root's question that a linear map, fitted to states x, finds in
     test_x."""
     shares = []
-    for i in range(3):
+    for i in range(3):  # a token's operator, letter, color
         y, answer = trials.instruction[:, 0, i], test_trials.instruction[:, 0, i]
         if y.any() and answer.any():  # 0: this root does not ask for it
             inputs, targets = x[y > 0], F.one_hot(y[y > 0]).double()

@@ -228,7 +228,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     shutil.copytree(folder, tmp_path / "systematic1/looptfmr/copy/seed0")
     assert output(capsys, tmp_path, "--per-operator").out == table  # a copy counts once
     table.encode("cp1252")  # for consoles without UTF-8
-    saved, (model, config) = read(folder / "result.json"), load(str(folder))
+    saved, (model, _) = read(folder / "result.json"), load(str(folder))
     accuracy = [f"{100 * share:.1f}" for share in saved["accuracy"].values()]
     assert table.split("| looptfmr (")[1].replace("|", "").split()[1:1 + len(TESTS)] == accuracy
     assert saved | score(model, "systematic1", 50, "cpu") == saved and not model.training
