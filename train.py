@@ -76,7 +76,8 @@ def fit(config, folder, again, workers):
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
     model, optimizers = build(config)
     if enter(config, folder, again):
-        return print(f"{folder} is finished")
+        print(f"{folder} is finished")
+        return
     state = restore(folder, model, optimizers)
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
     print(f"{folder}, from step {done:,}" if done else folder)
@@ -86,9 +87,12 @@ def fit(config, folder, again, workers):
     bar = tqdm(batches, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
     began = time.perf_counter() - state["seconds"]
-    pressed = []  # by Ctrl-C, which waits for the end of a step; a second one does not
-    signal.signal(signal.SIGINT, lambda *_: pressed.append(
-        signal.signal(signal.SIGINT, signal.default_int_handler)))
+    pressed = []
+
+    def stop_after_this_step(*_):  # at Ctrl-C; a second one stops at once
+        pressed.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop_after_this_step)
     for step, batch in enumerate(bar, done + 1):
         share = rate(step - 1, steps, config["schedule"])
         recent += learn(model, optimizers, batch, share, device)
