@@ -7,7 +7,8 @@
     python eval.py runs/productive/looptfmr --attention look.png --subset depth5
     python eval.py runs/productive/sstfmr --why      # what its hidden states hold
 
-Accuracy is what train.py measured at the end of a run. The last three need its weights.
+Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
+the first time: result.json keeps what it measured.
 """
 import argparse
 import collections
@@ -164,15 +165,15 @@ def load(folder, trained=True):
         if trained:
             model.load_state_dict(saved)
     except Exception as error:  # any failure here means that they do not fit
-        raise UsageError(f"its weights do not fit today's models/{config['model']}.py and data.py: "
+        raise UsageError(f"{folder} does not fit today's models/{config['model']}.py and data.py: "
                          f"was an operator added, or a setting changed? ({error!r:.80})") from error
     return model.eval(), config
 
 
 @torch.no_grad()
 def predict(function, trials, device="cpu"):
-    """The outputs of a model, or of its `features`, for trials (n, ...), fifty at a time: at depth 9
-    that is faster than a hundred. The model gets copies, which it may change."""
+    """The outputs of a model, or of its `features`, for trials (n, ...). Fifty at a time: at depth
+    9 that is faster than a hundred. The model gets copies, which it may change."""
     outputs = []
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
@@ -205,7 +206,7 @@ def mistakes(model, config, n):
 
 # ---- tables -------------------------------------------------------------------------------------
 
-MACHINE = "seed device python torch machine threads gpu".split()  # may differ within a row
+MACHINE = "seed device python torch machine threads".split()  # may differ within a row
 
 
 def runs_below(folders):
@@ -252,7 +253,7 @@ def rows_of(runs):
         if len(outs) > 1:
             label = f"{out_of(folder)}: {label}"
         identity = {name: value for name, value in config.items() if name not in MACHINE}
-        identity |= {path.name: path.read_text() for path in folder.glob("*.py")}
+        identity |= {path.name: path.read_bytes() for path in folder.glob("*.py")}
         while (known := first.setdefault((label, split), identity)) != identity:
             other = [name for name in known | identity if known.get(name) != identity.get(name)]
             label += f", other {', '.join(other)}"
@@ -347,7 +348,7 @@ def drawing(path, width, height):
 def draw_accuracy(figure, splits, rows):
     """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
     per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
-    labels = [label for label in rows if label not in BASELINES]
+    labels, dashed = [label for label in rows if label not in BASELINES], {}
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
                            height_ratios=(0.5 + 0.35 * len(labels), 2.5))
     for bars, lines, split in zip(*axes, splits):
@@ -358,7 +359,7 @@ def draw_accuracy(figure, splits, rows):
             if label in BASELINES:
                 style = {"color": "0.3", "linestyle": BASELINES[label], "linewidth": 1}
                 bars.axvline(means[-1], zorder=0, **style)
-                lines.plot(tests, means, label=label, **style)
+                dashed[label], = lines.plot(tests, means, label=label, **style)
                 continue
             y, color = labels.index(label), f"C{labels.index(label)}"
             for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
@@ -373,8 +374,7 @@ def draw_accuracy(figure, splits, rows):
     for i, tick in enumerate(axes[0, 0].get_yticklabels()):
         tick.set_color(f"C{i}")
     axes[1, 0].set_ylabel("accuracy in %")
-    legend = max((axis.get_legend_handles_labels() for axis in axes[1]), key=lambda of: len(of[1]))
-    figure.legend(*legend, loc="outside lower center", ncols=3, fontsize="small",
+    figure.legend(handles=[*dashed.values()], loc="outside lower center", ncols=3, fontsize="small",
                   title="what one can have without solving the task (above: on the hardest set)",
                   title_fontsize="small")
 
@@ -448,8 +448,8 @@ def draw_attention(folder, path, subset, number):
             f"{data.ANSWERS[answer]}. The model says: {said}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
             f"{number}\nAttention of the token that answers, in percent (mean over heads)\n")
-    columns = len({name for name, _ in seen})
-    rows = math.ceil(len(seen) / columns)
+    rows = sum(name == seen[0][0] for name, _ in seen)  # loops: as often as the first one looks
+    columns = math.ceil(len(seen) / rows)
     with drawing(path, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
         figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
         for i, (name, look) in enumerate(seen):
@@ -504,8 +504,8 @@ def states(model, trials):
 
 
 def similarities(x):
-    """The ranks of the correlations of all pairs of rows (n, C), 0 for a constant row. Equal ones
-    share a mean rank."""
+    """The ranks of the correlations of all pairs of rows (n, C); with a constant row it is 0. Equal
+    correlations share a mean rank."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     pairs = torch.corrcoef(x.double())[first, second].nan_to_num().round(decimals=5)
     _, place, count = pairs.unique(return_inverse=True, return_counts=True)
@@ -560,14 +560,15 @@ def why_table(splits, rows):
     """A row per split and model whose hidden states were measured, with means over these seeds."""
     lines = []
     for split, (label, of) in itertools.product(splits, rows.items()):
-        if seeds := [result["why"] for result in of.get(split, []) if "why" in result]:
+        results = [result for result in of.get(split, []) if "why" in result]
+        if seeds := [result["why"] for result in results]:
             like = [statistics.mean(seed["alignment"][part] for seed in seeds)
                     for part in ("stimulus", "instruction", "answer")]
             lines.append([f"{split}, {label}", *(f"{r:.2f}" for r in like),
                           percent(max(seed["untrained"].values()) for seed in seeds),
                           percent(max(seed["decoded"].values()) for seed in seeds),
                           percent(seed["decoded"]["features"] for seed in seeds),
-                          percent(at(of[split], near_and_far(split)[1]))])
+                          percent(at(results, near_and_far(split)[1]))])
     return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
                   "like answer", "decoded before training", "after", "from features", "accuracy"],
                  lines)
@@ -614,7 +615,7 @@ def main(argv=None):
             for folder in tqdm(weights, "measuring hidden states", leave=False, disable=None):
                 if "why" not in read(folder / "result.json"):
                     measure(folder)
-            runs = runs_below(args.runs)
+            runs = [(folder, config, read(folder / "result.json")) for folder, config, _ in runs]
             if not any("why" in result for _, _, result in runs):
                 raise UsageError("these runs have no weights (checkpoint.pt) to be measured")
         rows, found = rows_of(runs), {config["split"] for _, config, _ in runs}

@@ -83,7 +83,8 @@ def fit(config, folder, again, workers):
     print(f"{folder}, from step {done:,}" if done else folder)
     trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
     batches = DataLoader(trials, batch_size=None, sampler=range(done, steps), num_workers=workers,
-                         pin_memory=device == "cuda", generator=torch.Generator())
+                         pin_memory=device == "cuda",
+                         generator=torch.Generator())  # or it would draw from the one of dropout
     bar = tqdm(batches, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
     began = time.perf_counter() - state["seconds"]
@@ -217,8 +218,8 @@ def newton_schulz(gram, iterations):  # (matrices, rows, rows)
 # ---- the files of a run -------------------------------------------------------------------------
 
 def enter(config, folder, again):
-    """Puts config.json and copies of the code into a run's folder. Returns whether the run is
-    finished. UsageError if the run there was made with others, unless `again` removes it."""
+    """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
+    code there. UsageError if the run there was made with others, unless `again` removes it."""
     model, result, checkpoint = (Path(module_of(config["model"]).__file__),
                                  folder / "result.json", folder / "checkpoint.pt")
     code = {path.name: path for path in (Path(data.__file__), Path(__file__), model)}
@@ -235,14 +236,15 @@ def enter(config, folder, again):
         if other:
             result.unlink(missing_ok=True)
             checkpoint.unlink(missing_ok=True)
+        elif result.exists() and read(result)["config"]["test_trials"] == config["test_trials"]:
+            return True
     folder.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "torch": torch.__version__,
                "machine": platform.platform(), "threads": torch.get_num_threads()}
     write(folder / "config.json", json.dumps(config | machine, indent=1).encode())
     for name, path in code.items():
         write(folder / name, path.read_bytes())
-    return (result.exists()
-            and read(result)["config"]["test_trials"] == config["test_trials"])
+    return False
 
 
 def write(path, content):
@@ -296,7 +298,7 @@ def parser_of(model=None):
     add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
         help="of the weights and the training trials")
     add("--test-trials", type=whole, default=2_000,
-        help="per test set, at the end; recorded runs have 10000")
+        help="per test set, at the end; the study's runs have 10000")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
     add("--again", action="store_true", help="start runs of other code or settings anew")
     add("--device", choices=devices(), default=devices()[-1], help="where to compute")
@@ -327,7 +329,8 @@ def parser_of(model=None):
         options = {"action": argparse.BooleanOptionalAction} if kind is bool else {
             "type": between(min(1, default), 10 ** 9) if kind is int else kind,
             "choices": typing.get_args(parameter.annotation) or None}  # of a Literal
-        add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)", **options)
+        add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)",
+            **options)
     return parser
 
 
@@ -335,10 +338,10 @@ def configurations(args, argv):
     """One resolved configuration per run: all that decides its numbers."""
     splits = [name for name in data.SPLITS if name in args.split
               or "all" in args.split and not name.endswith("_release")]
-    models = [name for name in available()
-              if name in args.model or "all" in args.model and name in ALL]
+    args.model = [name for name in available()  # main tells which of them have no runs
+                  if name in args.model or "all" in args.model and name in ALL]
     parsers = {}
-    for model in models:
+    for model in args.model:
         try:
             parsers[model] = parser_of(model)
         except Exception as error:  # half edited, say: the others go on
@@ -372,9 +375,11 @@ def main(argv=None):
                 if not isinstance(error, (UsageError, OSError)):  # perhaps in a student's model
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
+            finally:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         if finished:
             evaluation.main(finished)
-        left_out = {*args.model} - {"all"} - {config["model"] for config in runs.values()}
+        left_out = {*args.model} - {config["model"] for config in runs.values()}
         if left_out or len(finished) < len(runs):
             sys.exit(2)
 
