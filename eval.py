@@ -20,7 +20,6 @@ import json
 import math
 import statistics
 import sys
-import zipfile
 from pathlib import Path
 
 import torch
@@ -125,18 +124,10 @@ def near_and_far(split):
 
 # ---- accuracy -----------------------------------------------------------------------------------
 
-def devices():
-    """Where this machine can compute, the best last."""
-    mps, cuda = torch.backends.mps.is_available(), torch.cuda.is_available()
-    return ["mps"] * mps + ["cpu"] + ["cuda"] * cuda  # mps is untested
-
-
 def read(path):
     """What a JSON file of a run holds. UsageError where it is missing or damaged."""
-    needed = ("config", "accuracy", "baselines", "kinds") if path.name == "result.json" else ()
     try:
-        content = json.loads(path.read_text())
-        return content | {key: content[key] for key in needed}  # or KeyError
+        return json.loads(path.read_text())
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is missing or damaged: {error!r}") from error
 
@@ -145,9 +136,6 @@ def checkpoint_of(folder):
     """What checkpoint.pt of a run holds."""
     path = folder / "checkpoint.pt"
     try:
-        with zipfile.ZipFile(path) as file:  # torch.load does not notice a flipped bit
-            if file.testzip():
-                raise zipfile.BadZipFile
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any failure here means a bad file
         raise UsageError(f"{path} is {'damaged' if path.exists() else 'missing'}") from error
@@ -210,34 +198,31 @@ MACHINE = "seed device python torch machine threads".split()  # may differ withi
 
 
 def runs_below(folders):
-    """The finished runs (folder, config, result) in folders or below them. Below one folder, the
+    """Folder -> result, of the finished runs in folders or below them. Below one folder, the
     paper's six come first, in its order, then our changes to them, then all other models. Lines on
-    stderr name what cannot be read. UsageError if there is no run at all."""
+    stderr name what cannot be shown. UsageError if nothing is left."""
     def rank(run):
-        name, settings = run[1]["model"], run[1]["settings"]
-        place = ALL.index(name) if name in ALL else len(ALL)
+        name, settings = run[1]["config"]["model"], run[1]["config"]["settings"]
+        place = [*ALL, name].index(name)
         return name not in PAPER, name in PAPER and settings != "default", place, name, settings
 
-    runs, empty = {}, []  # of copies and links, the first counts
+    runs = {}
     for above in folders:
-        pattern, found = str(Path(glob.escape(str(above)), "**", "result.json")), []
-        for path in sorted(map(Path, glob.glob(pattern, recursive=True))):  # also behind links
+        paths, found = glob.glob("**/result.json", root_dir=above, recursive=True), {}
+        for path in sorted(above / path for path in paths):  # also behind links
             try:
                 result = read(path)
                 if result["config"]["split"] not in data.SPLITS:
                     raise UsageError(f"there is no split {result['config']['split']!r} any more")
-                found.append((path.parent, result["config"], result))
+                found[path.parent] = result
             except UsageError as error:
                 print(f"not shown: {path.parent}: {error}", file=sys.stderr)
-        for run in sorted(found, key=rank):
-            runs.setdefault(run[0].resolve(), run)
         if not found:
-            empty.append(f"no finished run in {above}")
+            print(f"not shown: no finished run in {above}", file=sys.stderr)
+        runs.update(sorted(found.items(), key=rank))
     if not runs:
-        raise UsageError(f"{', '.join(empty)}: train one with train.py")
-    for text in empty:
-        print(f"not shown: {text}", file=sys.stderr)
-    return [*runs.values()]
+        raise UsageError("there is nothing to show: train a run with train.py")
+    return runs
 
 
 def rows_of(runs):
@@ -245,8 +230,9 @@ def rows_of(runs):
     models. Where --outs differ, labels name them. Runs of one name that differ in config or in
     their copies of the code have rows of their own, which say in what they differ."""
     rows, first = {name: {} for name in BASELINES}, {}  # first: label, split -> identity
-    outs = {out_of(folder) for folder, _, _ in runs}
-    for folder, config, result in runs:
+    outs = {out_of(folder) for folder in runs}
+    for folder, result in runs.items():
+        config = result["config"]
         label, split = config["model"], config["split"]
         if config["settings"] != "default":
             label += f" ({config['settings']})"
@@ -262,8 +248,13 @@ def rows_of(runs):
             for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
                 row = rows[name].setdefault(split, {0: {"accuracy": {}, "kinds": {}}})
                 row[0]["accuracy"].setdefault(test, accuracy)
-    return {label: {split: [*seeds.values()] for split, seeds in of.items()}
-            for label, of in rows.items()}
+    return {label: {split: [*seeds.values()] for split, seeds in by_split.items()}
+            for label, by_split in rows.items()}
+
+
+def in_split(rows, split):
+    """Label -> the results of its seeds, of the rows that have any in a split."""
+    return {label: by_split[split] for label, by_split in rows.items() if split in by_split}
 
 
 def out_of(folder):
@@ -271,7 +262,7 @@ def out_of(folder):
     return folder.absolute().parts[-5:][0]
 
 
-def at(results, test):
+def accuracies(results, test):
     """The accuracies on a test set, one per seed."""
     return [result["accuracy"][test] for result in results if test in result["accuracy"]]
 
@@ -295,11 +286,12 @@ def table(header, rows):
 def split_table(split, rows, per_operator):
     """A row per model and settings, mean and spread over seeds. A column per test set that any of
     them was tested on."""
-    lines, tests = [], [test for test in tests_of(split)
-                        if any(at(of.get(split, ()), test) for of in rows.values())]
-    for label, results in ((label, of[split]) for label, of in rows.items() if split in of):
+    rows, lines = in_split(rows, split), []
+    tests = [test for test in tests_of(split)
+             if any(accuracies(results, test) for results in rows.values())]
+    for label, results in rows.items():
         label += f", {len(results)} seeds" if len(results) > 1 else ""
-        lines.append([label, *(percent(at(results, test)) for test in tests)])
+        lines.append([label, *(percent(accuracies(results, test)) for test in tests)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         for kind in kinds if per_operator else ():
             lines.append([f"  {kind}", *(percent(r["kinds"][test][kind] for r in results if kind in
@@ -311,9 +303,9 @@ def summary_table(splits, rows):
     """A row per model that was trained on several splits, a column per split: in distribution ->
     hardest test set, this one with its spread over seeds."""
     ends, lines = {split: near_and_far(split) for split in splits}, []
-    for label, of in rows.items():
-        if len(of.keys() & ends) > 1:
-            cells = [[percent(at(of.get(split, []), test)) for test in ends[split]]
+    for label, by_split in rows.items():
+        if len(by_split.keys() & ends) > 1:
+            cells = [[percent(accuracies(by_split.get(split, []), test)) for test in ends[split]]
                      for split in splits]
             lines.append([label, *(f"{near.partition('±')[0]} -> {far}" if near else ""
                                    for near, far in cells)])
@@ -353,8 +345,8 @@ def draw_accuracy(figure, splits, rows):
                            height_ratios=(0.5 + 0.35 * len(labels), 2.5))
     for bars, lines, split in zip(*axes, splits):
         (near, far), tests = near_and_far(split), tests_of(split)
-        for label, results in ((label, of[split]) for label, of in rows.items() if split in of):
-            seeds = {test: [100 * a for a in at(results, test)] for test in tests}
+        for label, results in in_split(rows, split).items():
+            seeds = {test: [100 * a for a in accuracies(results, test)] for test in tests}
             means = [statistics.mean(seeds[test] or [math.nan]) for test in tests]
             if label in BASELINES:
                 style = {"color": "0.3", "linestyle": BASELINES[label], "linewidth": 1}
@@ -414,7 +406,7 @@ def keys_of(model, instruction, stimulus):
     return first + second + last, cells + empty + ["EOS of the grid"]
 
 
-def looks(model, instruction, stimulus):
+def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each of its
     attentions, in the order of computing; and the answer. A weight is the mean over heads.
     UsageError where a model has other tokens than those that keys_of names."""
@@ -441,7 +433,7 @@ def draw_attention(folder, path, subset, number):
     subset = subset or near_and_far(config["split"])[0]
     trials = data.trials(config["split"], subset, number + 1)
     instruction, stimulus, answer = (part[-1] for part in trials)
-    seen, said = looks(model, instruction, stimulus)
+    seen, said = attention_of(model, instruction, stimulus)
     if not any(key == "EOS of the grid" for _, look in seen for key, _ in look):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
@@ -538,8 +530,8 @@ def decoding(x, trials, test_x, test_trials):
 
 
 def measure(folder):
-    """Measures the hidden states of a run on the hardest test set, and keeps in its result.json how
-    they are organized, and what is decoded from each place, after training and before."""
+    """How the hidden states of a run are organized on the hardest test set, and what is decoded
+    from each place, after training and before."""
     found = {}
     for when, trained in ("untrained", False), ("decoded", True):
         model, config = load(folder, trained)
@@ -551,16 +543,14 @@ def measure(folder):
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
     found["alignment"] = dict(zip(("stimulus", "instruction", "answer"),
                                   alignment(test_x["features"], test)))
-    path = folder / "result.json"
-    with data.replacing(path) as temporary:
-        temporary.write_text(json.dumps(read(path) | {"why": found}, indent=1))
+    return found
 
 
 def why_table(splits, rows):
     """A row per split and model whose hidden states were measured, with means over these seeds."""
     lines = []
-    for split, (label, of) in itertools.product(splits, rows.items()):
-        results = [result for result in of.get(split, []) if "why" in result]
+    for split, label in itertools.product(splits, rows):
+        results = [result for result in rows[label].get(split, []) if "why" in result]
         if seeds := [result["why"] for result in results]:
             like = [statistics.mean(seed["alignment"][part] for seed in seeds)
                     for part in ("stimulus", "instruction", "answer")]
@@ -568,7 +558,7 @@ def why_table(splits, rows):
                           percent(max(seed["untrained"].values()) for seed in seeds),
                           percent(max(seed["decoded"].values()) for seed in seeds),
                           percent(seed["decoded"]["features"] for seed in seeds),
-                          percent(at(results, near_and_far(split)[1]))])
+                          percent(accuracies(results, near_and_far(split)[1]))])
     return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
                   "like answer", "decoded before training", "after", "from features", "accuracy"],
                  lines)
@@ -608,17 +598,16 @@ def main(argv=None):
     args = parser.parse_args(argv)
     with data.ending(parser):
         runs = runs_below(args.runs)
-        weights = [folder for folder, _, _ in runs if (folder / "checkpoint.pt").exists()]
-        if (args.show or args.attention) and not weights:
+        weights = [folder for folder in runs if (folder / "checkpoint.pt").exists()]
+        new = [folder for folder in weights if args.why and "why" not in runs[folder]]
+        for folder in tqdm(new, "measuring hidden states", leave=False, disable=None):
+            runs[folder]["why"] = measure(folder)
+            with data.replacing(folder / "result.json") as temporary:
+                temporary.write_text(json.dumps(runs[folder], indent=1))
+        measured = any("why" in result for result in runs.values())
+        if (args.show or args.attention or args.why and not measured) and not weights:
             raise UsageError("these runs have no weights (checkpoint.pt)")
-        if args.why:
-            for folder in tqdm(weights, "measuring hidden states", leave=False, disable=None):
-                if "why" not in read(folder / "result.json"):
-                    measure(folder)
-            runs = [(folder, config, read(folder / "result.json")) for folder, config, _ in runs]
-            if not any("why" in result for _, _, result in runs):
-                raise UsageError("these runs have no weights (checkpoint.pt) to be measured")
-        rows, found = rows_of(runs), {config["split"] for _, config, _ in runs}
+        rows, found = rows_of(runs), {result["config"]["split"] for result in runs.values()}
         splits = [split for split in data.SPLITS if split in found]
         for split in splits:
             print(f"\n{split_table(split, rows, args.per_operator)}")

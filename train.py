@@ -32,7 +32,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, checkpoint_of, devices, read, score
+from eval import between, checkpoint_of, read, score
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -41,6 +41,7 @@ TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 1_000, 300  # steps; steps; per test set, on the way
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 NEEDS = ("a Model needs features(instruction, stimulus) -> (B, width), readout = nn.Linear(width, "
          f"{data.CLASSES}) and forward(instruction, stimulus) -> (B, {data.CLASSES})")
 
@@ -75,7 +76,7 @@ def fit(config, folder, again, workers):
     left to do for a run that is finished."""
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
     model, optimizers = build(config)
-    if enter(config, folder, again):
+    if prepare(config, folder, again):
         print(f"{folder} is finished")
         return
     state = restore(folder, model, optimizers)
@@ -164,8 +165,7 @@ def make_optimizers(model, name, lr, decay):
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
-                               {"params": vectors, "peak": lr, "weight_decay": 0}], lr,
-                              fused=True)
+                               {"params": vectors, "peak": lr, "weight_decay": 0}], fused=True)
     return [adamw, Muon(hidden, MUON_RATIO * lr)] if hidden else [adamw]
 
 
@@ -217,7 +217,7 @@ def newton_schulz(gram, iterations):  # (matrices, rows, rows)
 
 # ---- the files of a run -------------------------------------------------------------------------
 
-def enter(config, folder, again):
+def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
     code there. UsageError if the run there was made with others, unless `again` removes it."""
     model, result, checkpoint = (Path(module_of(config["model"]).__file__),
@@ -260,8 +260,8 @@ def save(folder, model, optimizers, **state):
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
         write(folder / "log.csv", text.encode())
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    torch.save({**state, "model": model.state_dict(), "random": [torch.get_rng_state(), *cuda],
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    torch.save({**state, "model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     write(folder / "checkpoint.pt", buffer.getvalue())
 
@@ -275,9 +275,8 @@ def restore(folder, model, optimizers):
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
-    torch.set_rng_state(state["random"][0])
-    for cuda in state["random"][1:]:
-        torch.cuda.set_rng_state(cuda)
+    torch.set_rng_state(state["random"])
+    torch.cuda.set_rng_state_all(state["cuda"])
     return state
 
 
@@ -301,8 +300,8 @@ def parser_of(model=None):
         help="per test set, at the end; the study's runs have 10000")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
     add("--again", action="store_true", help="start runs of other code or settings anew")
-    add("--device", choices=devices(), default=devices()[-1], help="where to compute")
-    add("--workers", type=between(0, 64), default=4 if "cuda" in devices() else 0,
+    add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
+    add("--workers", type=between(0, 64), default=4 if "cuda" in DEVICES else 0,
         help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
     if not model:
         return parser

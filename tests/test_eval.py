@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import data
 import eval as evaluation
 from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
-from eval import chance, load, looks, mistakes, no_binding, read, score
+from eval import attention_of, chance, load, mistakes, no_binding, read, score
 from models import module_of
 from test_oracle import GRID3, TREE3, grid
 from test_train import SSTFMR, TESTS, change, refusal, run
@@ -132,7 +132,7 @@ def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
     for module in model.modules():
         if type(module).__name__ == "Attention":
             module.register_forward_hook(lambda *call: called.append(call[:2]))
-    found, said = looks(model, *trial)
+    found, said = attention_of(model, *trial)
     assert [name for name, _ in found] == [name for name, *_ in expected]
     assert said == data.ANSWERS[model(*(part[None] for part in trial)).argmax()]
     for (name, look), (_, row, kinds) in zip(found, expected):
@@ -150,7 +150,7 @@ def test_a_model_with_other_tokens_is_not_drawn(student):
         y, y_log_count = self.stimulus(stimulus)
         y, y_log_count = y[:, 1:], y_log_count[:, 1:]""".strip()))
     with pytest.raises(data.UsageError, match="^blocks.0.* reads 15 tokens, but keys_of .* 16: ch"):
-        looks(module_of("mine").Model().eval(), *TRIAL3)
+        attention_of(module_of("mine").Model().eval(), *TRIAL3)
 
 
 @pytest.mark.parametrize("name", ["looptfmr", "sstfmr"])
@@ -160,7 +160,7 @@ def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
     folder, = run(tmp_path, "--split", "productive", "--model", name)
     evaluation.main([str(folder), *"--attention x --subset depth5 --trial 1".split()])
     instruction, stimulus, answer = (part[1] for part in data.trials("productive", "depth5", 2))
-    found, said = looks(load(folder)[0], instruction, stimulus)
+    found, said = attention_of(load(folder)[0], instruction, stimulus)
     for axis, (_, look) in zip(figure.axes, found, strict=True):
         shares, texts = dict(look), [(text.get_position(), text.get_text()) for text in axis.texts]
         shade = axis.collections[0].get_array().flatten().tolist()
@@ -347,14 +347,14 @@ def test_a_link_is_written_through_and_run_folders_behind_one_are_seen(finished,
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "no split"),
-    ("result.json", "{}", "", "KeyError('config')"),
+    ("result.json", "{", "", "result.json is missing or damaged: JSONDecodeError"),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's models/sstfmr"),
     ("result.json", lambda text: text.replace(b'"model": "sst', b'"model": "../'), "--show 1",
      "does not fit today's models/../fmr.py"),
     ("checkpoint.pt", "", "--show 1", "checkpoint.pt is damaged"),
     ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
-    ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt) to be")],
+    ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],
     ids=["split", "result", "dim", "model", "weights", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
