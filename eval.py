@@ -165,10 +165,7 @@ def predict(function, trials, device="cpu"):
     outputs = []
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
-    outputs = torch.cat(outputs)
-    if not outputs.isfinite().all():
-        raise UsageError("the outputs of the model are not finite")
-    return outputs
+    return torch.cat(outputs)
 
 
 def score(model, split, n, device):

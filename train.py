@@ -42,8 +42,6 @@ MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 1_000, 300  # steps; steps; per test set, on the way
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
-NEEDS = ("a Model needs features(instruction, stimulus) -> (B, width), readout = nn.Linear(width, "
-         f"{data.CLASSES}) and forward(instruction, stimulus) -> (B, {data.CLASSES})")
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -75,6 +73,7 @@ def fit(config, folder, again, workers):
     """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
     left to do for a run that is finished."""
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
+    trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
     model, optimizers = build(config)
     if prepare(config, folder, again):
         print(f"{folder} is finished")
@@ -82,7 +81,6 @@ def fit(config, folder, again, workers):
     state = restore(folder, model, optimizers)
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
     print(f"{folder}, from step {done:,}" if done else folder)
-    trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
     batches = DataLoader(trials, batch_size=None, sampler=range(done, steps), num_workers=workers,
                          pin_memory=device == "cuda",
                          generator=torch.Generator())  # or it would draw from the one of dropout
@@ -129,27 +127,9 @@ def fit(config, folder, again, workers):
 
 
 def build(config):
-    """A run's model and its optimizers, as they start. UsageError where trials cannot be drawn, or
-    the model refuses its arguments or is not what train.py and eval.py need."""
-    split = config["split"]
-    for name, subset in data.SPLITS[split].items():
-        data.check(subset)
-        for depth in subset.depths:
-            trials = data.trials(split, name, 2, depth=depth)  # raises where cells or pairs run out
-    evaluation.near_and_far(split)  # raises where no test set is in distribution
-    data.Batches(split, config["batch_size"], 0, config["train_size"])  # raises if that is too few
+    """A run's model and its optimizers, as they start."""
     torch.manual_seed(config["seed"])
-    model = module_of(config["model"]).Model(**config["model_args"]).eval()
-    if not hasattr(model, "features"):
-        raise UsageError(f"{NEEDS}. This one has no features")
-    if not isinstance(getattr(model, "readout", None), nn.Linear):
-        raise UsageError(f"{NEEDS}. This one has no such readout")
-    for name, function, width in (("features", model.features, model.readout.in_features),
-                                  ("forward", model, data.CLASSES)):
-        shape = tuple(evaluation.predict(function, trials).shape)
-        if shape != (2, width):
-            raise UsageError(f"{NEEDS}. For two trials, {name} gives {shape}, not (2, {width})")
-    model.train().to(config["device"])
+    model = module_of(config["model"]).Model(**config["model_args"]).to(config["device"])
     return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
 
 
@@ -285,7 +265,7 @@ def restore(folder, model, optimizers):
 def parser_of(model=None):
     """The flags: what to run and, of a model, TRAINING and the arguments of its constructor."""
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        f"models/{model}.py: TRAINING" if model else "train.py", usage=argparse.SUPPRESS,
+        f"train.py --model {model}" if model else "train.py", usage=argparse.SUPPRESS,
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
         add_help=model is not None, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -313,18 +293,14 @@ def parser_of(model=None):
     add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
     add("--decay", choices=["matrices", "all"], help="which weights decay")
     add("--schedule", choices=["cosine", "constant"], help="how the rate falls")
-    parser.set_defaults(**TRAINING)
     module = module_of(model)
-    own = getattr(module, "TRAINING", {}).items()  # parsed as if typed, so that it is checked
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in own if value is not None]
-    parser.set_defaults(**vars(parser.parse_args(flags)))
-    parser.prog = f"train.py --model {model}"
+    parser.set_defaults(**TRAINING | getattr(module, "TRAINING", {}))
     add = parser.add_argument_group("the model, as its file explains").add_argument
     for name, parameter in inspect.signature(module.Model, eval_str=True).parameters.items():
         default, kind = parameter.default, type(parameter.default)
         if kind not in (bool, int, float, str):
-            raise UsageError(f"Model needs a default for {name} that a flag can carry: a bool, an "
-                             "int, a float or a str")
+            raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
+                             "bool, an int, a float or a str")
         options = {"action": argparse.BooleanOptionalAction} if kind is bool else {
             "type": between(min(1, default), 10 ** 9) if kind is int else kind,
             "choices": typing.get_args(parameter.annotation) or None}  # of a Literal
@@ -337,14 +313,8 @@ def configurations(args, argv):
     """One resolved configuration per run: all that decides its numbers."""
     splits = [name for name in data.SPLITS if name in args.split
               or "all" in args.split and not name.endswith("_release")]
-    args.model = [name for name in available()  # main tells which of them have no runs
-                  if name in args.model or "all" in args.model and name in ALL]
-    parsers = {}
-    for model in args.model:
-        try:
-            parsers[model] = parser_of(model)
-        except Exception as error:  # half edited, say: the others go on
-            print(f"{model} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    parsers = {model: parser_of(model) for model in available()
+               if model in args.model or "all" in args.model and model in ALL}
     for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
         parser = parsers[model]
         values = vars(parser.parse_args(argv))
@@ -378,8 +348,7 @@ def main(argv=None):
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         if finished:
             evaluation.main(finished)
-        left_out = {*args.model} - {config["model"] for config in runs.values()}
-        if left_out or len(finished) < len(runs):
+        if len(finished) < len(runs):
             sys.exit(2)
 
 

@@ -17,8 +17,8 @@ import torch
 
 import conftest  # the import path, where this file runs as a program
 import data
-from data import (IF_ELSE, OPERATORS, SPLITS, TRUE, Batches, Operator, Pool, Subset, descend,
-                  evaluate, trials)
+from data import (IF_ELSE, OPERATORS, SPLITS, TRUE, Batches, Pool, Subset, descend, evaluate,
+                  trials)
 
 NUMBER = {operator: number for number, operator in enumerate(OPERATORS, 1)}
 TEST_SETS = [(split, subset) for split in SPLITS for subset in SPLITS[split] if subset != "train"]
@@ -124,21 +124,6 @@ def test_a_subset_is_met_or_refused_within_seconds(monkeypatch, says, subset):
     except data.UsageError as error:
         assert says != "" and re.search(says or "run out", str(error)) and "\n" not in str(error)
     assert time.process_time() - begin < 20
-
-
-@pytest.mark.parametrize("says, operator", [
-    ("objects must", Operator("{}", len, (3,))), ("objects must", Operator("{}", len, 2)),
-    ("raises", Operator("{}", None)), ("raises", Operator("{}", lambda cells: cells[1] == (0, 0))),
-    ("almost always .* of 1 cell", Operator("{}", lambda cells: cells[0] == (0, 0))),
-    ("True or False of 2 c", Operator("{}", lambda cells: len(cells) == 1 and sum(cells[0]) % 2))])
-def test_an_operator_is_refused_where_it_is_asked(monkeypatch, says, operator):
-    mine = Subset((Pool(("Exist", "Mine")), Pool(("Exist",), ("Exist", "Mine"))), (3,))
-    monkeypatch.setitem(SPLITS, "mine", {"train": mine})
-    monkeypatch.setitem(OPERATORS, "Mine", operator)
-    for refused in lambda: trials("mine", "train", 1), lambda: Batches("mine", 10, 0):
-        with pytest.raises(data.UsageError, match=f"^operator Mine.*{says}"):
-            refused()
-    assert len(trials("productive", "depth3", 10).answer) == 10  # does not ask it
 
 
 # ---- statistics: whatever is off by more than 5 standard deviations fails -----------------------

@@ -314,7 +314,7 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     ("sstfmr", "--attention a.png --subset depth3", "there is no subset 'depth3'; there is train,"),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
-    ("sstfmr", "--attention no/a.png", "there is no folder "),
+    ("sstfmr", "--attention no/a.png", "cannot write no/a.png: "),
     ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
     ("sstfmr", "--plot seed0", "is no file that could be replaced"),
     ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
@@ -338,7 +338,8 @@ def test_a_link_is_written_through_and_run_folders_behind_one_are_seen(finished,
         assert "| sstfmr (" in output(capsys, tmp_path / folder).out
     file, link = tmp_path / "a.txt", tmp_path / "a.link"
     link.symlink_to(file)
-    with data.replacing(link) as temporary:
+    with data.replacing(link) as temporary:  # on the same disk
+        assert temporary.parent == tmp_path and temporary.suffix == ".txt"
         temporary.write_text("new")
     assert link.is_symlink() and file.read_text() == "new"
     with pytest.raises(data.UsageError, match="^/dev/null is no file"):

@@ -37,9 +37,7 @@ WRONG = {  # flags of train.py, one by one, then together
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
     (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: not of 4"),
     (data, "--n 0", "n must be at least 1, not 0"),
-    (data, "--n x", "int"), (data, "--seed x", "int"), (data, "--export", "expected one argument"),
-    (data, "--export .", "is no file that could be replaced"),
-    (data, "--export no/a.npz", "there is no folder ")])
+    (data, "--n x", "int"), (data, "--seed x", "int")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
     monkeypatch.chdir(tmp_path)
     line, = refusal(capsys, program, *(TINY if program is train else ()), *flags.split())
@@ -47,19 +45,24 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
 
 
 @pytest.mark.parametrize("split, says", [
-    ({"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set drawn like its train"),
     ({"train": Subset(depths=2)}, "depths must be a tuple of some of (1"),
     ({"train": Subset(depths=(1, 3)), "iid": Subset(depths=(1, 3))}, "iid has trials of")],
-    ids=["no iid", "depth 2", "two depths"])
-def test_what_a_student_writes_wrong_is_said(capsys, monkeypatch, split, says):
+    ids=["depth 2", "two depths"])
+def test_what_a_student_writes_wrong_is_said(tmp_path, capsys, monkeypatch, split, says):
     monkeypatch.setitem(data.SPLITS, "mine", split)
-    assert says in refusal(capsys, train, *TINY, "--split", "mine")[0]
+    assert says in refusal(capsys, train, *TINY, "--split", "mine", "--out", tmp_path)[0]
+
+
+def test_a_split_needs_a_test_set_in_distribution(monkeypatch):
+    monkeypatch.setitem(data.SPLITS, "mine", {"train": Subset(), "ood": Subset(depths=(3,))})
+    with pytest.raises(data.UsageError, match="^mine needs a test set drawn like its training tr"):
+        evaluation.near_and_far("mine")
 
 
 @pytest.mark.parametrize("program, tested", [
     (train, [*CHANGES, "--out", "--device", "--again"]),
     (evaluation, [*ADDS, "--subset", "--trial"]),
-    (data, ["--split", "--subset", "--depth", "--n", "--seed", "--export"])])
+    (data, ["--split", "--subset", "--depth", "--n", "--seed"])])
 def test_every_flag_has_help_and_its_tests(program, tested, capsys):
     with pytest.raises(SystemExit):
         program.main(["--help"])

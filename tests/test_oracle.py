@@ -1,10 +1,8 @@
 """The oracle, data.solve, against trials worked by hand. Then what people see of a trial."""
-import io
 import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -74,25 +72,16 @@ def test_a_trial_in_english():
     assert picture.count("[") == 3 and all(x in picture for x in ("[d:pi]", " b:or ", " e:ye "))
 
 
-def test_export_writes_the_trials_that_are_shown(tmp_path, capsys):
+def test_the_trials_that_are_drawn_are_shown(capsys):
     made = data.trials("systematic3", "train", 2, seed=5, depth=3)
-    flags = "--split systematic3 --subset train --depth 3 --n 2 --seed 5".split()
-    data.main(flags)
+    data.main("--split systematic3 --subset train --depth 3 --n 2 --seed 5".split())
     assert capsys.readouterr().out == "\n\n\n".join(map(data.show, zip(*made))) + "\n"
-    data.main([*flags, "--export", str(tmp_path / "mine.npz")])
-    written = np.load(tmp_path / "mine.npz")
-    assert all(np.array_equal(written[name], part) for name, part in made._asdict().items())
-    assert written["operators"].tolist() == [*data.OPERATORS]
-    with data.replacing(tmp_path / "mine.npz") as temporary:  # on the same disk
-        assert temporary.parent == tmp_path and temporary.suffix == ".npz"
-        temporary.touch()
 
 
-def test_trials_of_a_split_without_test_sets_are_shown_in_a_notebook(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # as there, it cannot be reconfigured
+def test_trials_of_a_split_without_test_sets_are_shown(monkeypatch, capsys):
     monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset()})
     data.main(["--split", "mine", "--n", "2"])
-    assert sys.stdout.getvalue().count("Answer: ") == 2
+    assert capsys.readouterr().out.count("Answer: ") == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")
