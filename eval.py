@@ -125,27 +125,20 @@ def near_and_far(split):
 # ---- accuracy -----------------------------------------------------------------------------------
 
 def read(path):
-    """What a JSON file of a run holds. UsageError where it is missing or damaged."""
+    """What a run's JSON file or checkpoint holds. UsageError where it is missing or damaged."""
     try:
+        if path.suffix == ".pt":
+            return torch.load(path, map_location="cpu", weights_only=True)
         return json.loads(path.read_text())
     except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{path} is missing or damaged: {error!r}") from error
-
-
-def checkpoint_of(folder):
-    """What checkpoint.pt of a run holds."""
-    path = folder / "checkpoint.pt"
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{path} is {'damaged' if path.exists() else 'missing'}") from error
+        raise UsageError(f"{path} is missing or damaged: {error!r:.80}") from error
 
 
 def load(folder, trained=True):
     """The model of a finished run, ready to call, and its config. Or the same before training."""
     folder = Path(folder)
     config = read(folder / "result.json")["config"]
-    saved = checkpoint_of(folder)["model"] if trained else None
+    saved = read(folder / "checkpoint.pt")["model"] if trained else None
     try:
         with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
             torch.manual_seed(config["seed"])  # as in train.py
@@ -197,7 +190,7 @@ MACHINE = "seed device python torch machine threads".split()  # may differ withi
 def runs_below(folders):
     """Folder -> result, of the finished runs in folders or below them. Below one folder, the
     paper's six come first, in its order, then our changes to them, then all other models. Lines on
-    stderr name what cannot be shown. UsageError if nothing is left."""
+    stderr say what is not shown. UsageError if nothing is left."""
     def rank(run):
         name, settings = run[1]["config"]["model"], run[1]["config"]["settings"]
         place = [*ALL, name].index(name)
@@ -205,18 +198,14 @@ def runs_below(folders):
 
     runs = {}
     for above in folders:
-        paths, found = glob.glob("**/result.json", root_dir=above, recursive=True), {}
-        for path in sorted(above / path for path in paths):  # also behind links
-            try:
-                result = read(path)
-                if result["config"]["split"] not in data.SPLITS:
-                    raise UsageError(f"there is no split {result['config']['split']!r} any more")
-                found[path.parent] = result
-            except UsageError as error:
-                print(f"not shown: {path.parent}: {error}", file=sys.stderr)
+        paths = glob.glob("**/result.json", root_dir=above, recursive=True)  # also behind links
+        found = {(above / path).parent: read(above / path) for path in sorted(paths)}
+        shown = [run for run in found.items() if run[1]["config"]["split"] in data.SPLITS]
+        if len(shown) < len(found):
+            print(f"not shown: runs in {above} of splits that are gone", file=sys.stderr)
         if not found:
             print(f"not shown: no finished run in {above}", file=sys.stderr)
-        runs.update(sorted(found.items(), key=rank))
+        runs.update(sorted(shown, key=rank))
     if not runs:
         raise UsageError("there is nothing to show: train a run with train.py")
     return runs

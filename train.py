@@ -32,7 +32,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, checkpoint_of, read, score
+from eval import between, read, score
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -251,7 +251,7 @@ def restore(folder, model, optimizers):
     a checkpoint, that is how a run starts. UsageError where it is damaged."""
     if not (folder / "checkpoint.pt").exists():
         return {"step": 0, "rows": [], "recent": torch.zeros(2), "seconds": 0}
-    state = checkpoint_of(folder)
+    state = read(folder / "checkpoint.pt")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)

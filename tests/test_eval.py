@@ -347,16 +347,15 @@ def test_a_link_is_written_through_and_run_folders_behind_one_are_seen(finished,
 
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
-    ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "no split"),
-    ("result.json", "{", "", "result.json is missing or damaged: JSONDecodeError"),
+    ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", " are gone"),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's models/sstfmr"),
     ("result.json", lambda text: text.replace(b'"model": "sst', b'"model": "../'), "--show 1",
      "does not fit today's models/../fmr.py"),
-    ("checkpoint.pt", "", "--show 1", "checkpoint.pt is damaged"),
+    ("checkpoint.pt", "", "--show 1", "checkpoint.pt is missing or damaged"),
     ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
     ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],
-    ids=["split", "result", "dim", "model", "weights", "no weights", "no states"])
+    ids=["split", "dim", "model", "weights", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:

@@ -300,7 +300,7 @@ def with_code(_):  # a checkpoint that would run code: more than tensors and num
       for gone in (None, "result.json")),  # a finished run, and an unfinished one
     ("config.json", None, "result.json", "config.json is missing or damaged: FileNotFound"),
     ("result.json", "{", None, "result.json is missing or damaged"),
-    *(("checkpoint.pt", damage, "result.json", "checkpoint.pt is damaged$")
+    *(("checkpoint.pt", damage, "result.json", "checkpoint.pt is missing or damaged: ")
       for damage in ("", with_code))],
     ids=["lr", "lr, unfinished", "no config", "result", "empty", "with code"])
 def test_another_or_a_damaged_run_is_left_alone(finished, capsys, file, content, gone, says):
