@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import math
 import os
-import pathlib
 import random
 import sys
 from typing import Callable, NamedTuple
@@ -115,21 +114,14 @@ SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  #
 
 
 def check(subset):
-    """UsageError for what is easily written wrong in a Subset."""
-    pools, depths, number, _ = subset
-    if not (isinstance(pools, tuple) and pools and all(isinstance(pool, Pool) for pool in pools)):
-        raise UsageError(f"pools must be a tuple of Pools, such as (Pool(),), not {pools!r}")
-    leaves = tuple(name for name in OPERATORS if name != "IfElse")
-    conditions = tuple(name for name in leaves if name not in GETS)
-    fields = [("depths", depths, (1, 3, 5, 7, 9)), ("distractors", number, range(1, len(CELLS)))]
-    for pool in pools:
-        fields += zip(Pool._fields, pool, (leaves, conditions, range(SHAPES), range(COLORS)))
-    for field, value, allowed in fields:
-        if not (isinstance(value, (tuple, range)) and value
-                and all(type(item) in (int, str) and item in allowed for item in value)):
-            raise UsageError(f"{field} must be a tuple of some of {allowed}, not {value!r}")
-    if len(number) != 2 or number[0] > number[1]:
-        raise UsageError(f"distractors must be the least and the largest number, not {number!r}")
+    """UsageError for a Subset that would be drawn without an error, but wrong."""
+    conditions = [name for pool in subset.pools for name in pool.conditions]
+    if not {*subset.depths} <= {1, 3, 5, 7, 9}:
+        raise UsageError(f"depths must be some of 1, 3, 5, 7, 9, not {subset.depths}")
+    if {*conditions} & {*GETS}:
+        raise UsageError(f"conditions must be answered True or False, not {conditions}")
+    if subset.distractors[0] < 1:
+        raise UsageError(f"distractors must be at least 1, for decoys, not {subset.distractors}")
 
 
 # ---- drawing a trial ----------------------------------------------------------------------------
@@ -169,7 +161,7 @@ def draw(subset, depth, rng):
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
         for _ in range(20):  # with one try, operators that need many pairs would be rare
-            with contextlib.suppress(RunOut):
+            try:
                 pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
                 tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
                 path, i = [], 0
@@ -178,6 +170,8 @@ def draw(subset, depth, rng):
                     i = 2 * i + 1 if tree[i].truth else 2 * i + 2
                 distractors = rng.choices(spare, k=number)
                 return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
+            except RunOut:
+                continue
     raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out, or an "
                      f"operator is almost always True or False: {pool}")
 
@@ -315,8 +309,7 @@ def trials(split, subset, n, *, seed=0, depth=None):
         depth = chosen.depths[0]
     if depth not in chosen.depths:
         depths = " or ".join(map(str, chosen.depths))
-        wrong = "choose a depth" if depth is None else f"not of {depth}"
-        raise UsageError(f"{split}/{subset} has trials of depth {depths}: {wrong}")
+        raise UsageError(f"{split}/{subset} has trials of depth {depths}: choose one of them")
     if n < 1:
         raise UsageError(f"n must be at least 1, not {n}")
     return stream(f"set {seed} {split} {subset}", chosen, depth, range(n))
@@ -328,8 +321,9 @@ class Batches(torch.utils.data.Dataset):
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
         check(self.subset)
-        self.size, self.share = batch_size, train_size and train_size // len(self.subset.depths)
-        if train_size is not None and self.share < batch_size:
+        self.size = batch_size
+        self.share = train_size // len(self.subset.depths) if train_size else None  # per depth
+        if train_size and self.share < batch_size:
             raise UsageError(f"{train_size:,} training trials are less than a batch of each depth")
 
     def __getitem__(self, i):
@@ -421,21 +415,6 @@ def show(trial):
 
 
 @contextlib.contextmanager
-def replacing(path):
-    """A temporary path beside the file `path`, or beside what a link leads to, which replaces it if
-    all goes well. If not, the old file stays. UsageError where `path` is no file."""
-    path = pathlib.Path(path).resolve()
-    if path.exists() and not path.is_file():  # a folder, or /dev/null
-        raise UsageError(f"{path} is no file that could be replaced")
-    temporary = path.parent / f"{path.stem}.{os.getpid()}{path.suffix}"
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
 def ending(parser):
     """Ends a program with one line and exit code 2 if its input is wrong, with 130 at Ctrl-C."""
     try:
@@ -462,7 +441,7 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     args = parser.parse_args(argv)
     with ending(parser):
-        subset = args.subset or [*SPLITS[args.split], "train"][1]  # where there is no test set
+        subset = args.subset or list(SPLITS[args.split])[1]  # after train
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         print("\n\n\n".join(map(show, zip(*made))))
 

@@ -14,10 +14,10 @@ import argparse
 import collections
 import contextlib
 import functools
-import glob
 import itertools
 import json
 import math
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -32,11 +32,10 @@ from models import ALL, PAPER, module_of
 
 
 # ---- what a number is compared with -------------------------------------------------------------
-
 @functools.cache
-def test_set(split, name, subset, n):  # a set that changed under its name is another subset
+def test_set(split, name, n):
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
-    made = data.trials(split, name, n)
+    made, subset = data.trials(split, name, n), data.SPLITS[split][name]
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
              for end in ("", ", two objects")}  # in the order of the table
     baselines = collections.Counter()
@@ -123,15 +122,18 @@ def near_and_far(split):
 
 
 # ---- accuracy -----------------------------------------------------------------------------------
-
 def read(path):
-    """What a run's JSON file or checkpoint holds. UsageError where it is missing or damaged."""
-    try:
-        if path.suffix == ".pt":
-            return torch.load(path, map_location="cpu", weights_only=True)
-        return json.loads(path.read_text())
-    except Exception as error:  # any failure here means a bad file
-        raise UsageError(f"{path} is missing or damaged: {error!r:.80}") from error
+    """What a run's JSON file or checkpoint holds."""
+    if path.suffix == ".pt":
+        return torch.load(path, map_location="cpu", weights_only=True)
+    return json.loads(path.read_text())
+
+
+def write(path, content):
+    """Replaces a file in one step. If that fails, as on a full disk, the old one stays."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    os.replace(new, path)
 
 
 def load(folder, trained=True):
@@ -140,14 +142,13 @@ def load(folder, trained=True):
     config = read(folder / "result.json")["config"]
     saved = read(folder / "checkpoint.pt")["model"] if trained else None
     try:
-        with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
-            torch.manual_seed(config["seed"])  # as in train.py
-            model = module_of(config["model"]).Model(**config["model_args"])
+        torch.manual_seed(config["seed"])  # as in train.py
+        model = module_of(config["model"]).Model(**config["model_args"])
         if trained:
             model.load_state_dict(saved)
     except Exception as error:  # any failure here means that they do not fit
         raise UsageError(f"{folder} does not fit today's models/{config['model']}.py and data.py: "
-                         f"was an operator added, or a setting changed? ({error!r:.80})") from error
+                         "was an operator added, or the model changed?") from error
     return model.eval(), config
 
 
@@ -166,7 +167,7 @@ def score(model, split, n, device):
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
     quiet = True if n < 1000 else None  # None: where stderr is no terminal
     for name in tqdm(tests_of(split), f"testing {split}", leave=False, disable=quiet):
-        made, kinds, result["baselines"][name] = test_set(split, name, data.SPLITS[split][name], n)
+        made, kinds, result["baselines"][name] = test_set(split, name, n)
         right = (predict(model, made, device).argmax(1) == made.answer).float()
         result["accuracy"][name] = right.mean().item()
         result["kinds"][name] = {kind: right[where].mean().item() for kind, where in kinds.items()}
@@ -183,7 +184,6 @@ def mistakes(model, config, n):
 
 
 # ---- tables -------------------------------------------------------------------------------------
-
 MACHINE = "seed device python torch machine threads".split()  # may differ within a row
 
 
@@ -193,13 +193,12 @@ def runs_below(folders):
     stderr say what is not shown. UsageError if nothing is left."""
     def rank(run):
         name, settings = run[1]["config"]["model"], run[1]["config"]["settings"]
-        place = [*ALL, name].index(name)
+        place = ALL.index(name) if name in ALL else len(ALL)
         return name not in PAPER, name in PAPER and settings != "default", place, name, settings
 
     runs = {}
     for above in folders:
-        paths = glob.glob("**/result.json", root_dir=above, recursive=True)  # also behind links
-        found = {(above / path).parent: read(above / path) for path in sorted(paths)}
+        found = {path.parent: read(path) for path in sorted(above.rglob("result.json"))}
         shown = [run for run in found.items() if run[1]["config"]["split"] in data.SPLITS]
         if len(shown) < len(found):
             print(f"not shown: runs in {above} of splits that are gone", file=sys.stderr)
@@ -262,11 +261,13 @@ def percent(values):
 
 def table(header, rows):
     """Rows of strings under a header, as Markdown in columns."""
-    first, *others = (max(map(len, column)) for column in zip(header, *rows))  # widths
-    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
-    lines = ([row[0].ljust(first), *map(str.rjust, row[1:], others)]
-             for row in [header, rule, *rows])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    widths, lines = [max(map(len, column)) for column in zip(header, *rows)], []
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    for row in [header, rule, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths)]
+        cells[0] = row[0].ljust(widths[0])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def split_table(split, rows, per_operator):
@@ -280,14 +281,15 @@ def split_table(split, rows, per_operator):
         lines.append([label, *(percent(accuracies(results, test)) for test in tests)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         for kind in kinds if per_operator else ():
-            lines.append([f"  {kind}", *(percent(r["kinds"][test][kind] for r in results if kind in
-                                                 r["kinds"].get(test, ())) for test in tests)])
+            cells = [[r["kinds"][test][kind] for r in results if kind in r["kinds"].get(test, ())]
+                     for test in tests]
+            lines.append([f"  {kind}", *map(percent, cells)])
     return table([f"{split}, accuracy in %", *tests], lines)
 
 
 def summary_table(splits, rows):
     """A row per model that was trained on several splits, a column per split: in distribution ->
-    hardest test set, this one with its spread over seeds."""
+    hardest test set, this one with its spread over seeds. Empty if there is no such model."""
     ends, lines = {split: near_and_far(split) for split in splits}, []
     for label, by_split in rows.items():
         if len(by_split.keys() & ends) > 1:
@@ -296,11 +298,10 @@ def summary_table(splits, rows):
             lines.append([label, *(f"{near.partition('±')[0]} -> {far}" if near else ""
                                    for near, far in cells)])
     header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
-    return table(["accuracy in %", *header], lines)
+    return table(["accuracy in %", *header], lines) if len(lines) > len(BASELINES) else ""
 
 
 # ---- pictures -----------------------------------------------------------------------------------
-
 BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # how they are drawn
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
@@ -315,10 +316,8 @@ def drawing(path, width, height):
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure
     try:
-        with data.replacing(path) as temporary:
-            figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=150,
-                           bbox_inches="tight")
-    except (OSError, ValueError) as error:
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    except ValueError as error:  # there is no such format
         raise UsageError(f"cannot write {path}: {error}") from error
     print(f"\nDrawn: {path}")
 
@@ -358,21 +357,21 @@ def draw_accuracy(figure, splits, rows):
 
 
 # ---- inside a model: where it looks -------------------------------------------------------------
-
 @torch.no_grad()
 def calls(model, instruction, stimulus, kind):
     """The features of trials, and what computed the token that answers: (name, module, inputs,
     output, row of that token) of each call of a module of a class, in the order of computing."""
     reader = getattr(model, "encode_instruction", model)  # the part that chooses a token
     usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
-    found = []
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            part = getattr(model, name.partition(".")[0], None)
-            row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
-            if type(module).__name__ == kind and row is not None:
-                hooks.enter_context(module.register_forward_hook(
-                    lambda *call, name=name, row=row: found.append((name, *call, row))))
+    names, found = {module: name for name, module in model.named_modules()}, []
+
+    def note(module, inputs, output):
+        part = getattr(model, names[module].partition(".")[0], None)
+        row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
+        if type(module).__name__ == kind and row is not None:
+            found.append((names[module], module, inputs, output, row))
+
+    with torch.nn.modules.module.register_module_forward_hook(note):  # on every module
         return model.features(instruction, stimulus), found
 
 
@@ -395,7 +394,7 @@ def keys_of(model, instruction, stimulus):
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each of its
     attentions, in the order of computing; and the answer. A weight is the mean over heads.
-    UsageError where a model has other tokens than those that keys_of names."""
+    ValueError where a model has other tokens than those that keys_of names."""
     question, grid = keys_of(model, instruction, stimulus)
     features, found = calls(model, instruction[None], stimulus[None], "Attention")
     seen = []
@@ -406,10 +405,7 @@ def attention_of(model, instruction, stimulus):
             keys = [f"latent {i}" for i in range(len(weights))]
         elif "stimulus" in name or "look" in name:
             keys = grid
-        if len(keys) != len(weights):
-            raise UsageError(f"{name} reads {len(weights)} tokens, but keys_of in eval.py names "
-                             f"{len(keys)}: change it with the model")
-        seen.append((name.removesuffix(".attention"), list(zip(keys, weights))))
+        seen.append((name.removesuffix(".attention"), list(zip(keys, weights, strict=True))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
@@ -455,12 +451,11 @@ def draw_look(axis, stimulus, look):
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)
     words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
-    lines = [f"{100 * share:3.0f} % {key}" for share, key in words[:size] if share >= 0.005]
+    lines = [f"{100 * share:3.0f} % {key}" for share, key in words[:10] if share >= 0.005]
     axis.text(size + 0.5, 0, "\n".join(lines), size=8, va="top")
 
 
 # ---- inside a model: what its states hold -------------------------------------------------------
-
 PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 
@@ -551,7 +546,6 @@ def why_table(splits, rows):
 
 
 # ---- the command line ---------------------------------------------------------------------------
-
 def between(low, high):
     """A type for argparse: the numbers from low to high, whole ones unless high is a float."""
     def convert(text):
@@ -588,8 +582,7 @@ def main(argv=None):
         new = [folder for folder in weights if args.why and "why" not in runs[folder]]
         for folder in tqdm(new, "measuring hidden states", leave=False, disable=None):
             runs[folder]["why"] = measure(folder)
-            with data.replacing(folder / "result.json") as temporary:
-                temporary.write_text(json.dumps(runs[folder], indent=1))
+            write(folder / "result.json", json.dumps(runs[folder], indent=1).encode())
         measured = any("why" in result for result in runs.values())
         if (args.show or args.attention or args.why and not measured) and not weights:
             raise UsageError("these runs have no weights (checkpoint.pt)")
@@ -599,8 +592,8 @@ def main(argv=None):
             print(f"\n{split_table(split, rows, args.per_operator)}")
         for release in False, True:  # trials without shortcuts, then their twins
             ground = [split for split in splits if split.endswith("_release") == release]
-            if len(ground) > 1:
-                print(f"\n{summary_table(ground, rows)}")
+            if summary := summary_table(ground, rows):
+                print(f"\n{summary}")
         if args.why:
             print(f"\n{why_table(splits, rows)}")
         for folder in weights if args.show else ():

@@ -20,7 +20,6 @@ import re
 import signal
 import sys
 import time
-import traceback
 import typing
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, read, score
+from eval import between, read, score, write
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -41,11 +40,11 @@ TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 1_000, 300  # steps; steps; per test set, on the way
+CODE = {path: path.read_bytes() for path in (Path(data.__file__), Path(__file__))}  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
 
 # ---- training -----------------------------------------------------------------------------------
-
 def learn(model, optimizers, batch, share, device):
     """Makes a training step, at a share of the peak rate. Returns loss and accuracy, (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
@@ -82,17 +81,13 @@ def fit(config, folder, again, workers):
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
     print(f"{folder}, from step {done:,}" if done else folder)
     batches = DataLoader(trials, batch_size=None, sampler=range(done, steps), num_workers=workers,
-                         pin_memory=device == "cuda",
+                         pin_memory=device == "cuda", worker_init_fn=ignore_ctrl_c,
                          generator=torch.Generator())  # or it would draw from the one of dropout
     bar = tqdm(batches, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
     began = time.perf_counter() - state["seconds"]
     pressed = []
-
-    def stop_after_this_step(*_):  # at Ctrl-C; a second one stops at once
-        pressed.append(True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGINT, stop_after_this_step)
+    signal.signal(signal.SIGINT, lambda *_: pressed.append(True))  # Ctrl-C: stop after this step
     for step, batch in enumerate(bar, done + 1):
         share = rate(step - 1, steps, config["schedule"])
         recent += learn(model, optimizers, batch, share, device)
@@ -126,6 +121,10 @@ def fit(config, folder, again, workers):
     write(folder / "result.json", json.dumps(whole, indent=1).encode())
 
 
+def ignore_ctrl_c(_):  # in a process that draws trials
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def build(config):
     """A run's model and its optimizers, as they start."""
     torch.manual_seed(config["seed"])
@@ -134,14 +133,12 @@ def build(config):
 
 
 # ---- the optimizers -----------------------------------------------------------------------------
-
 def make_optimizers(model, name, lr, decay):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest. Weight decay is for matrices, or for all."""
-    linears = [module for module in model.modules()
-               if isinstance(module, nn.Linear) and module is not model.readout]
-    hidden = dict.fromkeys(module.weight for module in linears) if name == "muon" else {}
-    others = [p for p in model.parameters() if p not in hidden]
+    hidden = [module.weight for module in model.modules() if name == "muon"
+              and isinstance(module, nn.Linear) and module is not model.readout]
+    others = [p for p in model.parameters() if p not in {*hidden}]
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
@@ -196,20 +193,15 @@ def newton_schulz(gram, iterations):  # (matrices, rows, rows)
 
 
 # ---- the files of a run -------------------------------------------------------------------------
-
 def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
-    code there. UsageError if the run there was made with others, unless `again` removes it."""
-    model, result, checkpoint = (Path(module_of(config["model"]).__file__),
-                                 folder / "result.json", folder / "checkpoint.pt")
-    code = {path.name: path for path in (Path(data.__file__), Path(__file__), model)}
+    code there. UsageError if the run there was made with other code, unless `again` removes it."""
+    model = Path(module_of(config["model"]).__file__)
+    code = CODE | {model: model.read_bytes()}
+    result, checkpoint = folder / "result.json", folder / "checkpoint.pt"
     if result.exists() or checkpoint.exists():
-        there = read(folder / "config.json")
-        other = [f"{name} ({there.get(name)} there, {value} here)" for name, value in config.items()
-                 if there.get(name) != value and name != "test_trials"]
-        other += [f"{name} (diff {folder / name} {path})" for name, path in code.items()
-                  if not (folder / name).exists()
-                  or (folder / name).read_bytes() != path.read_bytes()]
+        other = [f"{path.name} (diff {folder / path.name} {path})" for path in code
+                 if (folder / path.name).read_bytes() != code[path]]
         if other and not again:
             raise UsageError(f"the run there was made with another {', '.join(other)}: choose "
                              "another --out, or add --again to start it anew")
@@ -222,15 +214,9 @@ def prepare(config, folder, again):
     machine = {"python": platform.python_version(), "torch": torch.__version__,
                "machine": platform.platform(), "threads": torch.get_num_threads()}
     write(folder / "config.json", json.dumps(config | machine, indent=1).encode())
-    for name, path in code.items():
-        write(folder / name, path.read_bytes())
+    for path, content in code.items():
+        write(folder / path.name, content)
     return False
-
-
-def write(path, content):
-    """Replaces a file in one step. OSError if that fails, as on a full disk: the old one stays."""
-    with data.replacing(path) as temporary:
-        temporary.write_bytes(content)
 
 
 def save(folder, model, optimizers, **state):
@@ -248,7 +234,7 @@ def save(folder, model, optimizers, **state):
 
 def restore(folder, model, optimizers):
     """Loads a checkpoint into model and optimizers, and returns what else `save` was given. Without
-    a checkpoint, that is how a run starts. UsageError where it is damaged."""
+    a checkpoint, that is how a run starts."""
     if not (folder / "checkpoint.pt").exists():
         return {"step": 0, "rows": [], "recent": torch.zeros(2), "seconds": 0}
     state = read(folder / "checkpoint.pt")
@@ -261,7 +247,6 @@ def restore(folder, model, optimizers):
 
 
 # ---- the command line ---------------------------------------------------------------------------
-
 def parser_of(model=None):
     """The flags: what to run and, of a model, TRAINING and the arguments of its constructor."""
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
@@ -279,7 +264,7 @@ def parser_of(model=None):
     add("--test-trials", type=whole, default=2_000,
         help="per test set, at the end; the study's runs have 10000")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
-    add("--again", action="store_true", help="start runs of other code or settings anew")
+    add("--again", action="store_true", help="start runs of other code anew")
     add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
     add("--workers", type=between(0, 64), default=4 if "cuda" in DEVICES else 0,
         help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
@@ -340,12 +325,8 @@ def main(argv=None):
             try:
                 fit(config, folder, args.again, args.workers)
                 finished.append(str(folder))
-            except Exception as error:  # the others go on
-                if not isinstance(error, (UsageError, OSError)):  # perhaps in a student's model
-                    traceback.print_exc()
+            except (UsageError, OSError) as error:  # the others go on
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
-            finally:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
         if finished:
             evaluation.main(finished)
         if len(finished) < len(runs):

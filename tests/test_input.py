@@ -35,7 +35,7 @@ WRONG = {  # flags of train.py, one by one, then together
     (evaluation, "--attention a.png", "nothing to show: train a run"),
     (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--why x", "nothing to"),
     (data, "--split none", "choose from"), (data, "--subset x", "there is no subset 'x'; there"),
-    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: not of 4"),
+    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: choose one of"),
     (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):
@@ -45,7 +45,7 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
 
 
 @pytest.mark.parametrize("split, says", [
-    ({"train": Subset(depths=2)}, "depths must be a tuple of some of (1"),
+    ({"train": Subset(depths=(2,))}, "depths must be some of 1, 3, 5, 7, 9, not (2,)"),
     ({"train": Subset(depths=(1, 3)), "iid": Subset(depths=(1, 3))}, "iid has trials of")],
     ids=["depth 2", "two depths"])
 def test_what_a_student_writes_wrong_is_said(tmp_path, capsys, monkeypatch, split, says):

@@ -78,12 +78,6 @@ def test_the_trials_that_are_drawn_are_shown(capsys):
     assert capsys.readouterr().out == "\n\n\n".join(map(data.show, zip(*made))) + "\n"
 
 
-def test_trials_of_a_split_without_test_sets_are_shown(monkeypatch, capsys):
-    monkeypatch.setitem(data.SPLITS, "mine", {"train": data.Subset()})
-    data.main(["--split", "mine", "--n", "2"])
-    assert capsys.readouterr().out.count("Answer: ") == 2
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")
 def test_a_reader_that_leaves_early_meets_no_words():
     run = subprocess.Popen([sys.executable, "-c", "import data; input(); data.main()"], text=True,
