@@ -26,7 +26,7 @@ README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
 TABLES = re.findall(r"((?:^\|.*\n)+)\n<sub>`python (.*)`</sub>", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 EXERCISES = re.split(r"^## \d\. ", PAGES["models/EXERCISES.md"], flags=re.M)[1:]
-OWN = r"\bex\d|rows|bag|lstm"  # a command of runs that need an edit or a training of one's own
+OWN = r"\bex\d|mine|rows|lstm"  # a command of runs that need an edit or a training of one's own
 (ROW_EVEN, ROWS), = (block.splitlines() for _, block in BLOCKS if block.startswith('"RowEven"'))
 TEMPLATE, = (block for _, block in BLOCKS if "class Model(" in block)
 SMALLER = "--steps 1 --batch-size 8 --test-trials 10 --device cpu --seed 0".split()
@@ -149,7 +149,7 @@ def test_what_a_student_adds_turns_nothing_red(tmp_path):
         ("data.py", last, f"{last}\n{ROW_EVEN}"),
         ("data.py", "SPLITS = {", f"SPLITS = {{\n    {ROWS}"),
         ("data.py", '"iid": Subset(),', '"iid": Subset(), "m60": Subset(distractors=(60, 60)),')])
-    (tmp_path / "models" / "bag.py").write_text(TEMPLATE)
+    (tmp_path / "models" / "glance.py").write_text(TEMPLATE)
     run_own(tmp_path, README)
     check(tmp_path)
 
