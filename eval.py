@@ -343,11 +343,11 @@ def draw_accuracy(figure, splits, rows):
                 bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
                 bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
             lines.plot(tests, means, ".-", color=color)
-        bars.set_title(f"{split}\nlight: {near}, dark: {far}", fontsize="medium")
+        bars.set_title(f"{split}\nlight: {near}\ndark: {far}", fontsize="medium")
         bars.set(xlim=(0, 103), ylim=(len(labels) - 0.5, -0.5), yticks=range(len(labels)),
                  yticklabels=labels)
         lines.set(ylim=(0, 103))
-        lines.tick_params(axis="x", rotation=20, labelsize="small")
+        lines.tick_params(axis="x", rotation=30, labelsize="small")
     for i, tick in enumerate(axes[0, 0].get_yticklabels()):
         tick.set_color(f"C{i}")
     axes[1, 0].set_ylabel("accuracy in %")
@@ -599,7 +599,7 @@ def main(argv=None):
         for folder in weights if args.show else ():
             print(f"\n{folder}: {mistakes(*load(folder), args.show)}")
         if args.plot:
-            with drawing(args.plot, 3 + 3 * len(splits), 3 + 0.35 * len(rows)) as figure:
+            with drawing(args.plot, 3 + 2.2 * len(splits), 3 + 0.35 * len(rows)) as figure:
                 draw_accuracy(figure, splits, rows)
         if args.attention:
             draw_attention(weights[0], args.attention, args.subset, args.trial)

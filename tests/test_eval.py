@@ -17,6 +17,7 @@ from test_oracle import GRID3, TREE3, grid
 from test_train import SSTFMR, TESTS, change, refusal, run
 from test_train import finished, trained
 
+
 def test_baselines_by_hand():
     pools = Pool(("GetColor", "Exist"), colors=(0, 1)), Pool(("GetColor",), colors=(1, 2, 3, 4))
     color = (1 / 4 + 1 / 4) / (1 / 2 + 1)  # color 1: of half of the trials, and of the others
