@@ -327,6 +327,8 @@ def main(argv=None):
                 finished.append(str(folder))
             except (UsageError, OSError) as error:  # the others go on
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
+            finally:  # a notebook lives on
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         if finished:
             evaluation.main(finished)
         if len(finished) < len(runs):

@@ -304,6 +304,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
         patch.setattr(train, "score", Mock(side_effect=[DEFAULT, KeyboardInterrupt], wraps=score))
         train.main(flags)
     assert f"{cut}, from step 5\n" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     train.main(flags)
     assert f"{cut}, from step 6\n" in capsys.readouterr().out and bits(cut) == bits(whole)
 
