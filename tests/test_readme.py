@@ -102,8 +102,8 @@ def test_commands_run(recorded, monkeypatch, capsys):
     for command in found:
         if not re.search(f"--help|{OWN}", command):
             run(command.replace("--model all", "--model rnn looptfmr"))
-            silent = "--export" if MATPLOTLIB else f"--export|{DRAWS}"
-            assert capsys.readouterr().out.strip() or re.search(silent, command), command
+            drawn = not MATPLOTLIB and re.search(DRAWS, command)
+            assert capsys.readouterr().out.strip() or drawn, command
 
 
 @LARGER
@@ -113,7 +113,7 @@ def test_the_scripts_print_what_stands_below_them(capsys, monkeypatch, block):
     monkeypatch.chdir(ROOT)
     exec(block, {})
     printed = capsys.readouterr().out.strip()
-    assert printed and (printed in TEXT or printed.count("Answer: ") == 3)
+    assert printed and printed in TEXT
 
 
 def test_the_picture_is_of_the_trial_that_its_command_prints():
