@@ -1,16 +1,12 @@
-"""Times the generator beside the release's, training steps with AVX2 alone beside this machine's
-instructions, and the compact stimulus beside all 100 cells. The time is that of the CPU on one
-thread, which other programs disturb least.
+"""Times the generator beside the release's, training steps with and without their optimizers, and
+the compact stimulus beside all 100 cells. The time is that of the CPU on one thread, which other
+programs disturb least.
 
-    python tests/bench.py                              # about five minutes
-    python tests/bench.py --model sstfmr --depth 1
+    python tests/bench.py  # about three minutes
 """
 import argparse
 import functools
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,7 +22,6 @@ RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive d
            "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
 COMPACT = "sstfmr dstfmr crossattn perceiver hypertfmr looptfmr".split()
 TRIALS, BATCH, REPEATS, RECIPE = 1_000, 128, 9, train.TRAINING["batch_size"]
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # a laptop's instructions
 
 
 def all_cells(self, stimulus):
@@ -47,63 +42,37 @@ def seconds(function):
     return statistics.median(times)
 
 
-def step_time(model, batches, optimize=False):
-    """ms of a training step on these batches."""
-    optimizers = train.make_optimizers(model, "muon", 1e-3, "matrices") if optimize else []
-
+def step_time(model, batches, optimizers=()):
+    """ms of a training step, the mean over these batches."""
     def learn(i):
         for batch in batches:
             train.learn(model, optimizers, batch, 1, "cpu")
     return 1000 * seconds(learn) / len(batches)
 
 
-def recipe(names):
-    """Per model, ms of a step of the recipe, with and without its optimizers."""
-    batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
-    return [[step_time(module_of(name).Model(), batches, optimize) for optimize in (True, False)]
-            for name in names]
-
-
-def elsewhere(names, changes):
-    """The same from a process of its own, on one thread, with changes in the environment."""
-    code = "import bench, json, sys; print(json.dumps(bench.recipe(sys.argv[1:])))"
-    return json.loads(subprocess.check_output(
-        [sys.executable, "-c", code, *names], cwd=Path(__file__).parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | changes))
-
-
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split(". ")[0], usage=argparse.SUPPRESS)
-    parser.add_argument("--model", nargs="+", choices=COMPACT, default=COMPACT,
-                        help="the models to time a step of (default: all of these)")
-    parser.add_argument("--depth", type=int, choices=(1, 3, 5, 7, 9), default=3,
-                        help="of the trials of a step (default: 3)")
-    args = parser.parse_args(argv)
-    names, depth = args.model, args.depth
+    argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS).parse_args(argv)
     print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the "
-          "release on another day:")
+          "release on an earlier machine:")
     for name, release in RELEASE.items():
         rate = TRIALS / seconds(lambda seed: data.trials(*name.split(), TRIALS, seed=seed))
         print(f"{name:24} {rate:7,.0f}   release {release:4}   {rate / release:4.0f} times as many")
     print(f"\nA training step on {RECIPE} trials, depths 1 and 3 in turn, in ms:")
-    times = zip(names, elsewhere(names, {}), elsewhere(names, AVX2))
-    for name, (here, without), (avx2, avx2_without) in times:
-        print(f"{name:10} {here:6.1f}, optimizer {1 - without / here:4.0%}    with AVX2 "
-              f"{avx2:6.1f}, optimizer {1 - avx2_without / avx2:4.0%}    {avx2 / here:4.2f} times")
-    print(f"\nA training step on {BATCH} trials of depth {depth} without optimizer, in ms:")
-    batch = data.trials("productive", f"depth{depth}", BATCH)
-    for name in names:
+    batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
+    for name in COMPACT:
         model = module_of(name).Model()
-        compact = step_time(model, [batch])
+        whole = step_time(model, batches, train.make_optimizers(model, "muon", 1e-3, "matrices"))
+        share = 1 - step_time(model, batches) / whole
+        print(f"{name:10} {whole:6.1f}, of which the optimizers take {share:4.0%}")
+    print(f"\nA training step on {BATCH} trials of depth 3 without optimizers, in ms:")
+    batches = [data.trials("productive", "depth3", BATCH)]
+    for name in COMPACT:
+        model = module_of(name).Model()
+        compact = step_time(model, batches)
         model.stimulus.forward = functools.partial(all_cells, model.stimulus)
-        every = step_time(model, [batch])
+        every = step_time(model, batches)
         print(f"{name:10} compact {compact:6.1f}   all cells {every:6.1f}   "
               f"{every / compact:4.1f} times as fast")
-    print(f"\nDrawing {BATCH} trials, in percent of a step of sstfmr at that depth:")
-    for depth in 1, 3:
-        draw = functools.partial(data.trials, "productive", f"depth{depth}", BATCH)
-        step = step_time(module_of("sstfmr").Model(), [draw()])
-        print(f"depth {depth}: {100_000 * seconds(lambda seed: draw(seed=seed)) / step:4.1f} %")
 
 
 if __name__ == "__main__":
