@@ -165,8 +165,8 @@ def predict(function, trials, device="cpu"):
 def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
-    quiet = True if n < 1000 else None  # None: where stderr is no terminal
-    for name in tqdm(tests_of(split), f"testing {split}", leave=False, disable=quiet):
+    for name in tqdm(tests_of(split), f"testing {split}", leave=False,
+                     disable=n < 1000 or None):  # None: where stderr is no terminal
         made, kinds, result["baselines"][name] = test_set(split, name, n)
         right = (predict(model, made, device).argmax(1) == made.answer).float()
         result["accuracy"][name] = right.mean().item()
@@ -436,14 +436,13 @@ def draw_attention(folder, path, subset, number):
 def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
-    shares, size = dict(look), data.GRID
+    size, shares = data.GRID, [dict(look).get(cell, 0) for cell in data.CELLS]
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
-    axis.pcolormesh([[shares.get((row, column), 0) for column in range(size)]
-                     for row in range(size)], cmap="gray", vmin=-0.2, vmax=1.2, edgecolors="0.35")
+    axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,
+                    edgecolors="0.35")
     axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
     axis.set_axis_off()
-    for (row, column), (shape, color) in zip(data.CELLS, stimulus):
-        share = shares.get((row, column), 0)
+    for (row, column), (shape, color), share in zip(data.CELLS, stimulus, shares):
         if shape:
             axis.text(column + 0.5, row + 0.5, data.LETTERS[shape - 1], color=BRIGHT[color - 1],
                       weight="bold", ha="center", va="center", **edge)
@@ -459,6 +458,7 @@ def draw_look(axis, stimulus, look):
 PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 
+@torch.no_grad()
 def states(model, trials):
     """Place -> the states (n, C) of the token that answers: after each block, numbered in the order
     of computing, and the features. HyperTfmr also has a code. What a block of the stimulus's
@@ -470,8 +470,7 @@ def states(model, trials):
         for i, (_, _, _, output, row) in enumerate(found, 1):
             places[f"block {i}"].append(output[:, row])
         if hasattr(model, "infer"):
-            with torch.no_grad():
-                places["code"].append(model.infer(batch[0]))
+            places["code"].append(model.infer(batch[0]))
         places["features"].append(features)
     return {place: torch.cat(parts).double() for place, parts in places.items()}
 
@@ -583,8 +582,8 @@ def main(argv=None):
         for folder in tqdm(new, "measuring hidden states", leave=False, disable=None):
             runs[folder]["why"] = measure(folder)
             write(folder / "result.json", json.dumps(runs[folder], indent=1).encode())
-        measured = any("why" in result for result in runs.values())
-        if (args.show or args.attention or args.why and not measured) and not weights:
+        unknown = args.why and not any("why" in result for result in runs.values())
+        if (args.show or args.attention or unknown) and not weights:
             raise UsageError("these runs have no weights (checkpoint.pt)")
         rows, found = rows_of(runs), {result["config"]["split"] for result in runs.values()}
         splits = [split for split in data.SPLITS if split in found]

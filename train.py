@@ -31,7 +31,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, read, score, write
+from eval import between, near_and_far, read, score, write
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -73,6 +73,7 @@ def fit(config, folder, again, workers):
     left to do for a run that is finished."""
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
     trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
+    near_and_far(split)  # a split without a test set in distribution is refused at once
     model, optimizers = build(config)
     if prepare(config, folder, again):
         print(f"{folder} is finished")
@@ -115,8 +116,7 @@ def fit(config, folder, again, workers):
             raise KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
     result = score(model.eval(), split, config["test_trials"], device)
-    result |= {"trials": steps * size, "seconds": rows[-1]["seconds"],
-               "parameters": sum(p.numel() for p in model.parameters()), "log": rows}
+    result |= {"parameters": sum(p.numel() for p in model.parameters()), "log": rows}
     whole = {"config": read(folder / "config.json"), **result}
     write(folder / "result.json", json.dumps(whole, indent=1).encode())
 

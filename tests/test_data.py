@@ -124,7 +124,6 @@ def test_a_subset_is_met_or_refused_within_seconds(monkeypatch, says, subset):
 
 
 # ---- statistics: whatever is off by more than 5 standard deviations fails -----------------------
-
 def follows(values, weights):
     """Only values with a weight, and as often? Chi-square in Wilson and Hilferty's form."""
     values, weights = values.flatten().long(), Counter(weights)
@@ -194,7 +193,6 @@ def test_nothing_held_out_is_trained(split, depth, n, sizes):
 
 
 # ---- streams ------------------------------------------------------------------------------------
-
 def fingerprint(split, subset):
     """The first trials of a test set, and their hash."""
     made = rows(trials(split, subset, 1_000))

@@ -124,13 +124,6 @@ def test_recurrent_models_equal_torch(name, kind):
     near(rows(torch.tensor([[1, 2], [0, 1]])), rows.table[[1, 0]] + rows.table[[2 + 2, 2 + 1]])
 
 
-def test_mlp_equals_torch():
-    model, (instruction, stimulus, _) = make("mlp"), BATCH
-    layers = nn.Sequential(nn.GELU(), *model.layers, nn.GELU(), model.norm)
-    x = model.instruction(instruction.flatten(1)) + model.stimulus(stimulus.flatten(1))
-    near(model.features(instruction, stimulus), layers(x))
-
-
 def test_attention_and_block_equal_torch():
     block = make("sstfmr", heads=4).blocks[0]
     layer = nn.TransformerEncoderLayer(16, 4, 64, 0, "gelu", batch_first=True, norm_first=True)

@@ -1,6 +1,6 @@
 """Training from the command line: configurations, a run's files, interruptions, what goes wrong."""
-import io
-import json
+import itertools
+import multiprocessing
 import os
 import re
 import shutil
@@ -51,13 +51,11 @@ def finished(trained, tmp_path):  # the same below tmp_path, to be spoiled
     return shutil.copytree(trained, tmp_path / trained.relative_to(trained.parents[3]))
 
 
-def change(path, content):  # None removes it, a dict sets keys, a function changes its bytes
-    if content is None:
+def change(path, edit):  # None removes it, a function changes its bytes
+    if edit is None:
         path.unlink()
-    elif isinstance(content, dict):
-        path.write_text(json.dumps(json.loads(path.read_text()) | content))
     else:
-        path.write_bytes(content(path.read_bytes()) if callable(content) else content.encode())
+        path.write_bytes(edit(path.read_bytes()))
 
 
 def contents(folder):
@@ -75,7 +73,7 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
     with pytest.raises(SystemExit, match="^2$"):
         program.main([str(argument) for argument in arguments])
     lines = capsys.readouterr().err.splitlines()
-    return [line for line in lines if re.match(".*: error", line)]
+    return [line for line in lines if not line.startswith(("step ", "not shown: "))]
 
 
 def configurations(flags):
@@ -84,7 +82,6 @@ def configurations(flags):
 
 
 # ---- what is run --------------------------------------------------------------------------------
-
 def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(student):
     configs = configurations("--split all productive_release --model all --seed 0 1 0 --lr 0.1")
     folders = {(c["split"], c["model"], c["settings"], c["seed"]) for c in configs}
@@ -108,8 +105,8 @@ class Model:
                  kind="", side: Literal["a", "b"] = "a", width: "Literal[2, 4]" = 2):
         pass
 ''')
-    config, = configurations("--model mine --share 1 --n 3 --no-gate --no-sure --kind a=b --side b "
-                             "--width 4")
+    config, = configurations("--model mine --share 1 --n 3 --least 0 --no-gate --no-sure "
+                             "--kind a=b --side b --width 4")
     assert repr(config["model_args"]) == repr(
         {"share": 1.0, "n": 3, "least": 0, "gate": False, "sure": False, "kind": "a=b", "side": "b",
          "width": 4})
@@ -122,11 +119,15 @@ def test_a_flag_needs_a_default_that_it_can_carry(student, capsys, default):
     assert line.startswith("train.py: error: mine: Model needs a default for sizes that a flag")
 
 
-def test_a_file_is_read_anew(student):
+def test_models_are_found_and_a_file_is_read_anew(student):
     """... as in a notebook that has run an older version of it."""
+    before = models.available()
+    for name, text in ("._mine", SSTFMR), ("a-b", SSTFMR), ("helper", "x = 1\n"):
+        student(name, text)  # what systems and editors leave
+    assert models.available() == before
     for width in 7, 11:
-        student("mine", f"width = {width}  # {'-' * width}")
-        assert module_of("mine").width == width
+        student("mine", f"\nclass Model:\n    width = {width}  # {'-' * width}")
+        assert module_of("mine").Model.width == width and models.available() == [*before, "mine"]
 
 
 CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read root", "--optimizer adamw", "--lr 0.01",
@@ -146,7 +147,6 @@ def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flag
 
 
 # ---- training -----------------------------------------------------------------------------------
-
 def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path, "--steps", "12")
     assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps12-batchsize8/seed0"
@@ -181,7 +181,7 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
 def test_rates_and_optimizers(trained):
     rates = [train.rate(*of, "cosine") for of in ((0, 4000), (train.WARMUP - 1, 4000), (2000, 4000),
                                                   (0, 1), (1, 4))]
-    assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], abs=0.03)
+    assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], rel=0.03)
     assert train.rate(7, 9, "constant") == 1
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], evaluation.load(trained)[0]
     last = [state["param_groups"][0]["lr"] / train.rate(5, 6, "cosine") for state in states]
@@ -216,17 +216,17 @@ def test_muon_computes_what_that_of_torch_does():
         for optimizer in optimizers:
             optimizer.step()
     for a, b, old in zip(ours, theirs, before):
-        assert (a - b).norm() < 0.02 * (a - old).norm() * 5
+        assert (a - b).norm() < 0.1 * (a - old).norm()  # 2 % per step
     assert (spare == 1).all()
 
 
 def test_orthogonal_is_five_iterations_of_newton_schulz():
-    for rows, columns in (6, 6), (4, 16), (16, 4):
-        x = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(0)).double()
+    for shape in (3, 6, 6), (3, 4, 16), (3, 16, 4):
+        x = torch.randn(shape).double()
         plain = x / x.norm(dim=(1, 2), keepdim=True)
         for _ in range(5):
-            plain = 3.4445 * plain - 4.775 * plain @ plain.mT @ plain + 2.0315 * (
-                plain @ plain.mT @ plain @ plain.mT @ plain)
+            gram = plain @ plain.mT
+            plain = 3.4445 * plain - 4.775 * gram @ plain + 2.0315 * gram @ gram @ plain
         torch.testing.assert_close(train.orthogonal(x), plain)
 
 
@@ -239,7 +239,6 @@ def test_gradients_and_dropout_are_for_training_alone(tmp_path):
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------
-
 def test_a_model_cannot_spoil_a_test_set(tmp_path, student):
     student("mine", SSTFMR.replace(FORWARD, "x = self.features(instruction, stimulus)\n"
                                    "        stimulus.zero_()\n        return self.readout(x)"))
@@ -253,19 +252,19 @@ def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
     assert re.search("error: .*mine.dim16-.*seed0: the loss is nan at step 3: try a lower", line)
 
 
-@pytest.mark.parametrize("error, says", [
-    (data.UsageError("refused"), "refused"),
-    (OSError("No space left on device"), "No space left on device")])
-def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch, error, says):
-    monkeypatch.setattr(train, "fit", Mock(wraps=train.fit, side_effect=[error, DEFAULT, DEFAULT]))
-    line, = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "--out", tmp_path)
-    assert re.search(f": error: .*seed0: .*{says}", line)
-    assert len([*tmp_path.rglob("result.json")]) == 2
+def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    errors = data.UsageError("refused"), OSError("No space left on device")
+    monkeypatch.setattr(train, "fit", Mock(wraps=train.fit, side_effect=[*errors, DEFAULT]))
+    lines = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "--out", tmp_path)
+    for seed, (line, error) in enumerate(zip(lines, errors, strict=True)):
+        assert re.search(f": error: .*seed{seed}: {error}$", line)
+    assert len([*tmp_path.rglob("result.json")]) == 1
 
 
 @pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
 def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, file):
-    """A comment is a change, too. Other seeds are not looked at."""
+    """A comment is a change, too. A run that was stopped is not gone on with, either. Other seeds
+    are not looked at."""
     change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
     line, = refusal(capsys, train, *TINY, "--out", out)
@@ -273,12 +272,17 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     diff, = re.findall(r"made with another (\S+) \(diff (\S+) (\S+)\): ", line)
     assert diff[0] == file and Path(diff[1]) == finished / file and Path(diff[2]).exists()
     assert contents(finished) == before
+    (finished / "result.json").rename(out / "kept")
+    assert refusal(capsys, train, *TINY, "--out", out) == [line]
+    (out / "kept").rename(finished / "result.json")
     run(out, "--seed", "1")
     assert f"| sstfmr ({finished.parent.name}) " in capsys.readouterr().out
     evaluation.main([str(out)])
     assert f"{finished.parent.name}), other {file} |" in capsys.readouterr().out
     run(out, "--again")
     assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
+    run(out, "--again")  # now the code is the same
+    assert f"{finished} is finished" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
@@ -287,10 +291,10 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
     """Ctrl-C comes in the middle of step 5, and again in the test at the end."""
     student("mine", DROPOUT)
     whole, = run(tmp_path / "whole", "--model", "mine")
-    learn, score, left = train.learn, train.score, iter(range(5)[::-1])
+    learn, score, calls = train.learn, train.score, itertools.count(1)
 
     def interrupted(*arguments):
-        if next(left, 1) == 0:
+        if next(calls) == 5:
             os.kill(os.getpid(), signal.SIGINT)
         return learn(*arguments)
 
@@ -309,10 +313,28 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert f"{cut}, from step 6\n" in capsys.readouterr().out and bits(cut) == bits(whole)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_ctrl_c_does_not_end_the_processes_that_draw(tmp_path, monkeypatch):
+    """A terminal sends it to them, too. They are started afresh, as on a Mac."""
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context",
+                        multiprocessing.get_context("spawn"))
+    learn, calls = train.learn, itertools.count(1)
+
+    def interrupted(*arguments):
+        for process in multiprocessing.active_children() if next(calls) == 3 else ():
+            os.kill(process.pid, signal.SIGINT)
+        return learn(*arguments)
+
+    monkeypatch.setattr(train, "learn", interrupted)
+    assert (run(tmp_path, "--workers", "2", "--steps", "12")[0] / "result.json").exists()
+
+
 def run_until(moment, out, folder):  # with dropout; killed when about to put the n-th file in place
     models.__path__.append(folder)
-    replace, left = os.replace, iter(range(int(moment))[::-1])
-    os.replace = lambda *paths: replace(*paths) if next(left) else os.kill(os.getpid(), 9)
+    replace, calls = os.replace, itertools.count(1)
+    os.replace = lambda *paths: (
+        os.kill(os.getpid(), 9) if next(calls) == int(moment) else replace(*paths))
     run(Path(out), "--model", "mine", "--train-size", "24")
 
 
@@ -330,20 +352,14 @@ def test_kills_change_no_bit(tmp_path, student):
     assert bits(next(cut.rglob("seed0"))) == bits(next(whole.rglob("seed0")))
 
 
-def test_a_full_disk_loses_nothing(finished, capsys):
+def test_a_full_disk_loses_nothing(finished):
     resource = pytest.importorskip("resource")
-    change(finished / "result.json", None)
     before, limit = contents(finished), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))  # less than a result
+    model, optimizers = train.build(read(finished / "config.json"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))  # less than a checkpoint
     try:
-        line, = refusal(capsys, train, *TINY, "--out", finished.parents[3])
+        with pytest.raises(OSError, match="File too large"):
+            train.save(finished, model, optimizers, step=7, rows=[])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert "File too large" in line and before.items() <= contents(finished).items()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has another error for it")
-def test_training_whose_reader_leaves_does_not_end_as_if_all_were_well(tmp_path):
-    process = elsewhere("t.run(t.Path(sys.argv[1]))", tmp_path)
-    process.stdout.close()  # as head does
-    assert process.wait() == 1
+    assert before.items() <= contents(finished).items()
