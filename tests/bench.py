@@ -2,7 +2,7 @@
 the compact stimulus beside all 100 cells. The time is that of the CPU on one thread, which other
 programs disturb least.
 
-    python tests/bench.py  # about three minutes
+    python tests/bench.py  # about a minute
 """
 import argparse
 import functools
