@@ -436,7 +436,8 @@ def draw_attention(folder, path, subset, number):
 def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
-    size, shares = data.GRID, [dict(look).get(cell, 0) for cell in data.CELLS]
+    size, seen = data.GRID, dict(look)
+    shares = [seen.get(cell, 0) for cell in data.CELLS]
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,
                     edgecolors="0.35")
@@ -582,8 +583,8 @@ def main(argv=None):
         for folder in tqdm(new, "measuring hidden states", leave=False, disable=None):
             runs[folder]["why"] = measure(folder)
             write(folder / "result.json", json.dumps(runs[folder], indent=1).encode())
-        unknown = args.why and not any("why" in result for result in runs.values())
-        if (args.show or args.attention or unknown) and not weights:
+        unmeasured = args.why and not any("why" in result for result in runs.values())
+        if (args.show or args.attention or unmeasured) and not weights:
             raise UsageError("these runs have no weights (checkpoint.pt)")
         rows, found = rows_of(runs), {result["config"]["split"] for result in runs.values()}
         splits = [split for split in data.SPLITS if split in found]

@@ -157,8 +157,9 @@ def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
         assert shade == [shares.get(cell, 0) for cell in data.CELLS]
         words = [f"{100 * share:3.0f} % {key}" for key, share in look if isinstance(key, str)]
         listed = texts[-1][1].splitlines()
-        assert listed and {*listed} <= {*words} and [line[:3] for line in listed] == sorted(
-            (word[:3] for word in words), reverse=True)[:min(10, len(listed))]
+        assert {*listed} <= {*words} and 0 < len(listed) <= 10
+        assert [line[:3] for line in listed] == sorted(
+            (word[:3] for word in words), reverse=True)[:len(listed)]
         for (row, column), (shape, _), share in zip(data.CELLS, stimulus.tolist(), shade):
             letter = (column + 0.5, row + 0.5), data.LETTERS[shape - 1]
             percent = (column + 0.97, row + 0.95), f"{100 * share:.0f}"
@@ -191,7 +192,7 @@ def test_decoding_of_known_states():
     ("sstfmr", {"layers": 2}, 2), ("crossattn", {}, 2), ("dstfmr", {}, 1), ("perceiver", {}, 4),
     ("hypertfmr", {}, 2), ("looptfmr", {"layers": 2}, 4), ("gru", {}, 0)])
 def test_states_are_those_of_the_token_that_answers(name, changes, places):
-    """... of each trial its own, and the features are the last where a norm alone comes after."""
+    """... each trial has its own. A norm of the last ones gives the features of two models."""
     model, made = module_of(name).Model(**changes).eval(), data.trials("productive", "depth3", 120)
     found = evaluation.states(model, made)
     assert len(found) == places + 1 and ("code" in found) == (name == "hypertfmr")

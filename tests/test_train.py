@@ -263,8 +263,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
 def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, file):
-    """A comment is a change, too. A run that was stopped is not gone on with, either. Other seeds
-    are not looked at."""
+    """... finished or stopped. A comment is a change, too. Other seeds are not looked at."""
     change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
     line, = refusal(capsys, train, *TINY, "--out", out)
