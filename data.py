@@ -143,7 +143,7 @@ def check(subset):
 class Node(NamedTuple):
     """Operator i of a tree, which leads to 2 i + 1 if it is True, else to 2 i + 2."""
     operator: str
-    pairs: list  # (shape, color) of its objects; an Exist also has its companion, which none names
+    pairs: list  # (shape, color) of its objects, and of an Exist's companion
     truth: bool  # a Get ignores it
 
 
@@ -322,17 +322,17 @@ class Batches(torch.utils.data.Dataset):
         self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
         check(self.subset)
         self.size = batch_size
-        self.share = train_size // len(self.subset.depths) if train_size else None  # per depth
-        if train_size and self.share < batch_size:
+        self.per_depth = train_size // len(self.subset.depths) if train_size else None
+        if train_size and self.per_depth < batch_size:
             raise UsageError(f"{train_size:,} training trials are less than a batch of each depth")
 
     def __getitem__(self, i):
         turn, which = divmod(i, len(self.subset.depths))
         depth, numbers = self.subset.depths[which], range(turn * self.size, (turn + 1) * self.size)
-        if self.share:  # a fixed set, reshuffled each epoch; what fills no batch is left out
-            epoch, place = divmod(turn, self.share // self.size)
+        if self.per_depth:  # a fixed set, reshuffled each epoch; what fills no batch is left out
+            epoch, place = divmod(turn, self.per_depth // self.size)
             seed = random.Random(f"order {self.name} {depth} {epoch}").getrandbits(32)
-            order = np.random.RandomState(seed).permutation(self.share)
+            order = np.random.RandomState(seed).permutation(self.per_depth)
             numbers = order[place * self.size:(place + 1) * self.size]
         return stream(self.name, self.subset, depth, numbers)
 

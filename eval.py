@@ -32,6 +32,9 @@ from models import ALL, PAPER, module_of
 
 
 # ---- what a number is compared with -------------------------------------------------------------
+BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # and how they are drawn
+
+
 @functools.cache
 def test_set(split, name, n):
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
@@ -69,9 +72,9 @@ def chance(subset):
 
 
 def no_binding(node, stimulus, shortcuts):
-    """The probability to answer a Solved operator right, for a reader who sees which shapes, colors
-    and cells are on the grid, but not which belong together. (With shortcuts, Exist is True for
-    this reader where its shape and its color occur, however often.)"""
+    """The probability to answer a Solved operator right, for a reader who sees how often each shape
+    and each color is on the grid, and in which cells objects are, but not which belong together.
+    (With shortcuts, Exist is True for this reader where its shape and its color occur.)"""
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
     if node.operator == "GetLocation":
@@ -146,7 +149,7 @@ def load(folder, trained=True):
         model = module_of(config["model"]).Model(**config["model_args"])
         if trained:
             model.load_state_dict(saved)
-    except Exception as error:  # any failure here means that they do not fit
+    except (TypeError, RuntimeError) as error:  # of its arguments, of its weights
         raise UsageError(f"{folder} does not fit today's models/{config['model']}.py and data.py: "
                          "was an operator added, or the model changed?") from error
     return model.eval(), config
@@ -298,11 +301,11 @@ def summary_table(splits, rows):
             lines.append([label, *(f"{near.partition('±')[0]} -> {far}" if near else ""
                                    for near, far in cells)])
     header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
-    return table(["accuracy in %", *header], lines) if len(lines) > len(BASELINES) else ""
+    models = [label for label, *_ in lines if label not in BASELINES]
+    return table(["accuracy in %", *header], lines) if models else ""
 
 
 # ---- pictures -----------------------------------------------------------------------------------
-BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # how they are drawn
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
 
@@ -476,7 +479,7 @@ def states(model, trials):
     return {place: torch.cat(parts).double() for place, parts in places.items()}
 
 
-def similarities(x):
+def similarity_ranks(x):
     """The ranks of the correlations of all pairs of rows (n, C); with a constant row it is 0. Equal
     correlations share a mean rank."""
     first, second = torch.triu_indices(len(x), len(x), 1)
@@ -490,7 +493,7 @@ def alignment(x, trials):
     stimuli, instructions, answers? Rank correlations of their similarities with those of one-hot
     codes; 0 where all are equal."""
     parts = trials.stimulus, trials.instruction, trials.answer[:, None]
-    ranks = [similarities(x), *(similarities(F.one_hot(part).flatten(1)) for part in parts)]
+    ranks = [similarity_ranks(x), *(similarity_ranks(F.one_hot(part).flatten(1)) for part in parts)]
     return torch.corrcoef(torch.stack(ranks))[0, 1:].nan_to_num().tolist()
 
 

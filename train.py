@@ -72,7 +72,7 @@ def fit(config, folder, again, workers):
     """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
     left to do for a run that is finished."""
     split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
-    trials = data.Batches(split, size, config["seed"], config["train_size"])  # an item is a batch
+    batches = data.Batches(split, size, config["seed"], config["train_size"])
     near_and_far(split)  # a split without a test set in distribution is refused at once
     model, optimizers = build(config)
     if prepare(config, folder, again):
@@ -81,10 +81,10 @@ def fit(config, folder, again, workers):
     state = restore(folder, model, optimizers)
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
     print(f"{folder}, from step {done:,}" if done else folder)
-    batches = DataLoader(trials, batch_size=None, sampler=range(done, steps), num_workers=workers,
-                         pin_memory=device == "cuda", worker_init_fn=ignore_ctrl_c,
-                         generator=torch.Generator())  # or it would draw from the one of dropout
-    bar = tqdm(batches, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
+    loader = DataLoader(batches, batch_size=None, sampler=range(done, steps), num_workers=workers,
+                        pin_memory=device == "cuda", worker_init_fn=ignore_ctrl_c,
+                        generator=torch.Generator())  # or it would draw from the one of dropout
+    bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
     began = time.perf_counter() - state["seconds"]
     pressed = []

@@ -18,9 +18,9 @@ Known of the authors' training: AdamW at a constant 1e-4, weight decay 0.01, gra
 demos use batches of 64. Not known: how many trials. A reviewer of the paper speaks of more than 5
 million, a follow-up asks for 7,000 to 28,000.
 
-Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads. Options:
-embed=onehot learns a vector per value of each feature, positions=learned one per stimulus token,
-positions=relative (the release's own) one per distance between rule tokens.
+Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads; 3) no
+relative positions, which the release offers, too. embed=onehot learns a vector per value of each
+feature.
 """
 from functools import partial
 from typing import Literal
@@ -67,55 +67,31 @@ class Ask(nn.MultiheadAttention):  # one head
         return super().forward(x, context, context, need_weights=False)[0]
 
 
-class AskBack(nn.Module):
-    """Attention of tokens to themselves and earlier ones, with a learned vector per distance."""
-
-    def __init__(self, dim, longest=100):
-        super().__init__()
-        self.key, self.value, self.query = (nn.Linear(dim, dim) for _ in range(3))
-        self.distance = nn.Parameter(torch.randn(longest, dim))
-
-    def forward(self, x, context):  # the last N of M tokens, all of them -> (B, N, C)
-        q, k, v = self.query(x), self.key(context), self.value(context)
-        place = torch.arange(k.shape[1], device=x.device)
-        back = (place[-q.shape[1]:, None] - place).expand(len(q), -1, -1)  # (B, N, M)
-        near = (q @ self.distance.T).gather(2, back.clamp(0))
-        scores = ((q @ k.mT + near) / q.shape[2] ** 0.5).masked_fill(back < 0, float("-inf"))
-        return scores.softmax(2) @ v
-
-
 class Stream(nn.Module):
     """Tokens as vectors, with positions, through one block (post-norm)."""
 
-    def __init__(self, dim, sizes, embed, mlp=None, relative=False, learned=False):
+    def __init__(self, dim, sizes, embed, mlp=None):
         super().__init__()
         tables = (nn.Embedding(size, dim) for size in sizes)
         self.embedding = Numbers(len(sizes), dim) if embed == "ids" else Embedding(tables)
-        self.cells = nn.Parameter(torch.randn(len(data.CELLS) + 1, dim)) if learned else None
         self.register_buffer("place", interleaved(LONGEST, dim), persistent=False)
-        self.dropout, self.relative = nn.Dropout(0.1), relative
-        self.attention = AskBack(dim) if relative else Ask(dim)
+        self.dropout, self.attention = nn.Dropout(0.1), Ask(dim)
         self.mlp = mlp or relu_layers(dim, dim, dim)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
     def forward(self, tokens, last=False):  # (B, N, features) -> (B, N, C), or the last one alone
         x = self.embedding(tokens)
-        place = 0 if self.relative else self.place[:x.shape[1]]
-        if self.cells is not None:  # the last tokens are the stimulus
-            place = torch.cat([place[:-len(self.cells)], self.cells])
-        x = self.dropout(x + place)
+        x = self.dropout(x + self.place[:x.shape[1]])
         first = -1 if last else 0
         x = self.norm1(x[:, first:] + self.attention(x[:, first:], x))
         return self.norm2(x + self.mlp(x))
 
 
 class SingleStream(nn.Module):
-    def __init__(self, dim, rule, stimulus, embed, positions):
+    def __init__(self, dim, rule, stimulus, embed):
         super().__init__()
-        if positions == "relative":
-            raise data.UsageError("sstfmr has no stream of rules alone, so no relative positions")
         mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim), nn.GELU())
-        self.stream = Stream(dim, rule + stimulus, embed, mlp, learned=positions == "learned")
+        self.stream = Stream(dim, rule + stimulus, embed, mlp)
 
     def forward(self, rule, stimulus):  # (B, T + 1, 8), (B, 101, 3) -> (B, C), like the others
         padded = F.pad(rule, (0, stimulus.shape[2])), F.pad(stimulus, (rule.shape[2], 0))  # 11
@@ -123,10 +99,9 @@ class SingleStream(nn.Module):
 
 
 class TwoStreams(nn.Module):
-    def __init__(self, dim, rule, stimulus, embed, positions):
+    def __init__(self, dim, rule, stimulus, embed):
         super().__init__()
-        self.stimulus = Stream(dim, stimulus, embed, learned=positions == "learned")
-        self.rule = Stream(dim, rule, embed, relative=positions == "relative")
+        self.stimulus, self.rule = Stream(dim, stimulus, embed), Stream(dim, rule, embed)
 
 
 class DualStream(TwoStreams):
@@ -173,10 +148,10 @@ class Perceiver(TwoStreams):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind, dim, rule, stimulus, embed, positions):
+    def __init__(self, kind, dim, rule, stimulus, embed):
         super().__init__()
-        if (embed, positions) != ("ids", "paper"):
-            raise data.UsageError("rnn and gru have no embedding and no positions")
+        if embed != "ids":
+            raise data.UsageError("rnn and gru have no embedding")
         size = len(rule) + (len(data.CELLS) + 1) * len(stimulus)
         self.cell, self.norm = kind(size, dim, batch_first=True), nn.LayerNorm(dim)
 
@@ -193,8 +168,7 @@ ARCHITECTURES = {"sstfmr": SingleStream, "dstfmr": DualStream, "crossattn": Cros
 
 class Model(nn.Module):
     def __init__(self, dim=256, architecture: Literal[tuple(ARCHITECTURES)] = "crossattn",
-                 embed: Literal["ids", "onehot"] = "ids",
-                 positions: Literal["paper", "relative", "learned"] = "paper"):
+                 embed: Literal["ids", "onehot"] = "ids"):
         super().__init__()
         if dim % 2:
             raise data.UsageError(f"dim must be even, for sines and cosines, not {dim}")
@@ -204,7 +178,7 @@ class Model(nn.Module):
         shape, color = data.SHAPES + 1, data.COLORS + 1  # so many values, with 0
         rule = [len(numbers), shape, color, 2, shape, color, 2, 2]  # 2: a flag
         stimulus = [color, shape, 2]
-        self.encoder = ARCHITECTURES[architecture](dim, rule, stimulus, embed, positions)
+        self.encoder = ARCHITECTURES[architecture](dim, rule, stimulus, embed)
         self.readout = nn.Linear(dim, data.CLASSES)
 
     def translate(self, instruction, stimulus):  # -> rule (B, T + 1, 8), stimulus (B, 101, 3)

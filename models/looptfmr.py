@@ -9,11 +9,12 @@
 
 It is told which operators are whose branches and how many levels there are, like Neural Module
 Networks (arXiv 1511.02799) and Tree-LSTMs (1503.00075). The leaves have answered after one loop,
-the operators above them after two, and by default `more` loops change nothing. Universal
-Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits, embedded. Only the
-root's has a loss. No block changes an object, so an MLP of its own, `bind`, joins its letter and
-its color: in a mere sum, a red b and a green a look much like a red a, and the many objects of deep
-trees add up to what is not there. Differs from the paper: all of it is new. Arguments:
+the operators above them after two, and by default further loops do not change these answers.
+Universal Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits,
+embedded. Only the root's has a loss. No block changes an object, so an MLP of its own, `bind`,
+joins its letter and its color: in a mere sum, a red b and a green a look much like a red a, and the
+many objects of deep trees add up to what is not there. Differs from the paper: all of it is new.
+Arguments:
 
     view=own      an operator sees its own tokens, its branches' answers and the stimulus
     view=all      all operators see everything; learned scores tell what is their own
@@ -67,14 +68,14 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        free = stimulus[:, :, 0] == 0
-        most = int((~free).sum(1).max())  # the one number that a step reads from the device
-        cell = free.int().argsort(stable=True)[:, :most + 1]  # objects first
+        empty_cell = stimulus[:, :, 0] == 0
+        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        empty = shape == 0
-        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty[:, :, None]
-        share = free.sum(1, True) / empty.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty, 1), torch.ones_like(share)], 1)
+        empty_token = shape == 0
+        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
@@ -121,7 +122,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, view: Literal["own", "all"] = "own",
-                 carry: Literal["answer", "state", "recall"] = "answer", more=0):
+                 carry: Literal["answer", "state", "recall"] = "answer"):
         super().__init__()
         self.questions, self.stimulus = Questions(dim), Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
@@ -130,7 +131,7 @@ class Model(nn.Module):
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
-        self.carry, self.more = carry, more
+        self.carry = carry
         self.register_buffer("relations", relations(31), persistent=False)  # depth 9 has 31
         if view == "all":  # a score per head: of tokens, of answers, by whose they are
             self.scores = nn.Parameter(torch.zeros(2, heads, 5))
@@ -139,7 +140,7 @@ class Model(nn.Module):
             self.scores[0, :, SELF] = self.scores[1, :, [LEFT, RIGHT]] = 0
         self.apply(init)
 
-    def view(self, O, S):  # -> (H or 1, 2 O, 3 O + S), attention bias
+    def bias_of(self, O, S):  # -> (H or 1, 2 O, 3 O + S), by whose a key is
         tokens, answers = self.scores[:, :, self.relations[:O, :O]]  # (H or 1, O, O) each
         rows = torch.cat([tokens, tokens, answers, tokens.new_zeros(len(tokens), O, S)], 2)
         return torch.cat([rows, rows], 1)  # of first and of second tokens; all see the stimulus
@@ -153,10 +154,10 @@ class Model(nn.Module):
         objects = objects + self.bind(objects)
         B, O, S = len(operators), operators.shape[1], objects.shape[1]
         one = x_log_count.new_zeros(B, O)  # log 1: an answer is there once
-        bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None] + self.view(O, S)
+        bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None] + self.bias_of(O, S)
         sides = torch.cat([torch.zeros_like(self.sides[:1]), self.sides.repeat(O // 2, 1)])
         known = sides.expand(B, -1, -1)  # no answers yet
-        for loop in range(len(widths) + self.more):
+        for loop in range(len(widths)):
             if loop == 0 or self.carry == "answer":
                 x = questions
             elif self.carry == "recall":  # Bansal et al. 2022, arXiv 2202.05826

@@ -66,14 +66,14 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        free = stimulus[:, :, 0] == 0
-        most = int((~free).sum(1).max())  # the one number that a step reads from the device
-        cell = free.int().argsort(stable=True)[:, :most + 1]  # objects first
+        empty_cell = stimulus[:, :, 0] == 0
+        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        empty = shape == 0
-        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty[:, :, None]
-        share = free.sum(1, True) / empty.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty, 1), torch.ones_like(share)], 1)
+        empty_token = shape == 0
+        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 

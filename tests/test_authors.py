@@ -13,23 +13,21 @@ from models import authors
 RELEASE = {key: torch.from_numpy(array) for key, array in
            np.load(Path(__file__).parent / "release.npz").items()}
 TOKENS = RELEASE["instruction"].int(), RELEASE["stimulus"].int()
-PARAMETERS = {"sstfmr": 828_298, "dstfmr": 1_488_522, "dstfmr_relative": 1_448_330,
-              "crossattn": 1_226_122, "perceiver": 1_818_762, "rnn": 494_218, "gru": 1_339_018}
+PARAMETERS = {"sstfmr": 828_298, "dstfmr": 1_488_522, "crossattn": 1_226_122,
+              "perceiver": 1_818_762, "rnn": 494_218, "gru": 1_339_018}
 TRANSFORMERS = [name for name in PARAMETERS if name not in ("rnn", "gru")]
 close = partial(torch.allclose, atol=1e-5, rtol=0)
 
 
 def make(name, dim=16, **changes):
     torch.manual_seed(1)
-    changes |= {"positions": "relative"} if "_" in name else {}
-    return authors.Model(dim, name.split("_")[0], **changes).eval()
+    return authors.Model(dim, name, **changes).eval()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_it_computes_what_the_release_does_and_has_its_size(name):
     model, (*keys, output) = make(name), [key for key in RELEASE if key.startswith(f"{name}/")]
-    weights = [RELEASE[key].flip(0) if key.endswith(".Er") else RELEASE[key]  # distance 0 is last
-               for key in keys]
+    weights = (RELEASE[key] for key in keys)
     model.load_state_dict(dict(zip(model.state_dict(), weights, strict=True)))
     assert close(model(*TOKENS).log_softmax(1), RELEASE[output])
     model.train()  # with dropout
@@ -47,11 +45,6 @@ def test_tokens_are_those_of_the_release(monkeypatch):
     assert rule[0, :, 0].tolist() == [1, 2, 3, 4, 5, 8, 6, 7, 9, 10, 0]
 
 
-def test_relative_positions_look_back_alone():
-    attention, x = authors.AskBack(16), torch.randn(2, 5, 16)
-    assert close(attention(x[:, :3], x[:, :3]), attention(x, x)[:, :3])
-
-
 @pytest.mark.parametrize("embed", ["ids", "onehot"])
 def test_onehot_values_have_vectors_of_their_own(embed):
     tokens = torch.zeros(1, 3, 11, dtype=torch.int32)
@@ -60,20 +53,14 @@ def test_onehot_values_have_vectors_of_their_own(embed):
     assert close(first + third, 2 * second) == (embed == "ids")  # numbers: red + blue = 2 green
 
 
-@pytest.mark.parametrize("name", ["sstfmr", "dstfmr", "crossattn", "perceiver"])
-@pytest.mark.parametrize("positions", ["paper", "learned"])
-def test_learned_positions_are_those_of_the_stimulus_alone(name, positions):
-    model, (instruction, stimulus) = make(name, positions=positions), TOKENS
-    for key, vectors in model.named_parameters():
-        if key.endswith("cells"):
-            vectors.data.zero_()  # then nothing tells the order of the cells
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_tokens_have_places(name):
+    model, (instruction, stimulus) = make(name), TOKENS
     result = model(instruction, stimulus)
-    assert close(result, model(instruction, stimulus.roll(1, 1))) == (positions == "learned")
+    assert not close(result, model(instruction, stimulus.roll(1, 1)))
     assert not close(result, model(instruction[:, [0, 1, 3, 2]], stimulus))
 
 
-@pytest.mark.parametrize("name, embed, says", [
-    ("sstfmr_relative", "ids", "no stream of rules alone"), ("gru", "onehot", "no embedding")])
-def test_what_cannot_be_is_refused(name, embed, says):
-    with pytest.raises(ValueError, match=says):
-        make(name, embed=embed)
+def test_recurrent_models_have_no_embedding():
+    with pytest.raises(ValueError, match="no embedding"):
+        make("gru", embed="onehot")

@@ -159,7 +159,7 @@ def test_truths_are_fair_coins_whatever_the_number_of_distractors(split, subset,
 @pytest.mark.parametrize("split, subset, depth", few(x for x in SETS if x[2] < 9))
 def test_operators_and_selectors_are_uniform_over_their_pool(split, subset, depth):
     for i, tokens in enumerate(sample(split, subset, depth)[1].unbind(1)):
-        operators, queries = Counter(), Counter()
+        operators, queries, seconds = Counter(), Counter(), Counter()
         for pool in SPLITS[split][subset].pools:
             names = pool.leaves if 2 * i + 1 >= 2 ** (depth // 2 + 1) - 1 else pool.conditions
             for name, shape, color in itertools.product(names, pool.shapes, pool.colors):
@@ -167,8 +167,11 @@ def test_operators_and_selectors_are_uniform_over_their_pool(split, subset, dept
                 operators[NUMBER[name]] += share
                 queries[121 * NUMBER[name] + 11 * (shape + 1) * (name != "GetShape")
                         + (color + 1) * (name != "GetColor")] += share
+                seconds[11 * (shape + 1) + color + 1] += share * (2 in OPERATORS[name].objects)
         assert follows(tokens[:, 0], operators)
         assert follows(121 * tokens[:, 0] + 11 * tokens[:, 1] + tokens[:, 2], queries)
+        second = tokens[tokens[:, 3] > 0]
+        assert follows(11 * second[:, 3] + second[:, 4], seconds)
 
 
 @pytest.mark.parametrize("split", ["distractor", "distractor_release"])

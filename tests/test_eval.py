@@ -176,7 +176,7 @@ def test_alignment_of_known_states(name, like):
     made = data.trials("distractor", "iid", 300)
     assert evaluation.alignment(STATES[name](*made[:2]), made) == pytest.approx(like, abs=0.15)
     same = torch.tensor([[0, 1, 2.0], [0, 2, 4], [2, 1, 0], [1, 1, 1]])  # r: 1, -1, -1; else 0
-    assert evaluation.similarities(same).tolist() == [6, 1.5, 4, 1.5, 4, 4]
+    assert evaluation.similarity_ranks(same).tolist() == [6, 1.5, 4, 1.5, 4, 4]
 
 
 def test_decoding_of_known_states():
@@ -259,6 +259,8 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
     assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
+    *_, summary = rows("a/distractor/sstfmr", "a/productive/sstfmr")
+    assert [*summary] == ["chance", "sstfmr"]  # of a single model, too
     (tmp_path / "empty").mkdir()
     err = output(capsys, tmp_path / "a", tmp_path / "empty").err
     assert err == f"not shown: no finished run in {tmp_path / 'empty'}\n"

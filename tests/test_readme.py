@@ -73,8 +73,9 @@ def copy(folder, changes):
         copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copier(ROOT / part, folder / part)
     for file, old, new in changes:
-        text = (folder / file).read_text(encoding="utf-8").replace(old, new, 1)
-        (folder / file).write_text(text, encoding="utf-8")
+        text = (folder / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, (file, old)
+        (folder / file).write_text(text.replace(old, new), encoding="utf-8")
 
 
 def check(folder, *arguments):

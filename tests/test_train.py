@@ -65,7 +65,7 @@ def contents(folder):
 def bits(folder):  # what the same command gives again: weights, and the rest but for times
     state = torch.load(folder / "checkpoint.pt")["model"]
     log = [line.rsplit(",", 1)[0] for line in (folder / "log.csv").read_text().splitlines()]
-    result = read(folder / "result.json") | {"seconds": 0, "log": None}
+    result = read(folder / "result.json") | {"log": None}
     return {name: value.tolist() for name, value in state.items()}, log, result
 
 
