@@ -19,8 +19,7 @@ demos use batches of 64. Not known: how many trials. A reviewer of the paper spe
 million, a follow-up asks for 7,000 to 28,000.
 
 Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads; 3) no
-relative positions, which the release offers, too. embed=onehot learns a vector per value of each
-feature.
+relative positions, which the release also offers. embed=onehot learns a vector for each value.
 """
 from functools import partial
 from typing import Literal
