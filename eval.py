@@ -3,21 +3,25 @@
     python eval.py models/recorded                   # a table per split, then a summary
     python eval.py runs/productive --per-operator    # ... and accuracy by operator
     python eval.py runs --plot accuracy.png          # bars per model, lines by test set
+    python eval.py runs --curves curves.png          # accuracy during training, a line per seed
     python eval.py runs/distractor/sstfmr --show 3   # trials that the model got wrong
     python eval.py runs/productive/looptfmr --attention look.png --subset depth5
     python eval.py runs/productive/sstfmr --why      # what its hidden states hold
 
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
-the first time: result.json keeps what it measured.
+the first time: result.json keeps what it measured. They build the model from the copy of its file
+in the run's folder, so that an edit of models/ changes no run that is finished.
 """
 import argparse
 import collections
 import contextlib
 import functools
+import glob
 import itertools
 import json
 import math
 import os
+import pickle
 import statistics
 import sys
 from pathlib import Path
@@ -33,12 +37,18 @@ from models import ALL, PAPER, module_of
 
 # ---- what a number is compared with -------------------------------------------------------------
 BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # and how they are drawn
+LEARNED = 0.95  # in distribution
+
+
+def test_set(split, name, n):
+    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
+    return solved_set(split, name, n, data.trials)  # a reloaded data.py draws anew
 
 
 @functools.cache
-def test_set(split, name, n):
-    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
-    made, subset = data.trials(split, name, n), data.SPLITS[split][name]
+def solved_set(split, name, n, draw):
+    subset, train = (data.SPLITS[split][part] for part in (name, "train"))
+    made = draw(split, name, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
              for end in ("", ", two objects")}  # in the order of the table
     baselines = collections.Counter()
@@ -47,7 +57,7 @@ def test_set(split, name, n):
         leaf = solved[data.descend(solved)[-1]]
         kinds[kind_of(leaf)].append(i)
         baselines["chance"] += chance(subset)[leaf.operator] / n
-        baselines["no binding"] += no_binding(leaf, stimulus, subset.shortcuts) / n
+        baselines["no binding"] += no_binding(leaf, stimulus, train) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
             answers = [node.answer for node in solved[len(solved) // 2:]]  # of the last level
@@ -71,24 +81,29 @@ def chance(subset):
     return {name: max(counts.values()) / counts.total() for name, counts in share.items()}
 
 
-def no_binding(node, stimulus, shortcuts):
-    """The probability to answer a Solved operator right, for a reader who sees how often each shape
-    and each color is on the grid, and in which cells objects are, but not which belong together.
-    (With shortcuts, Exist is True for this reader where its shape and its color occur.)"""
-    cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
-    shapes, colors = stimulus[stimulus[:, 0] > 0].T.tolist()
+def no_binding(node, stimulus, train):
+    """The probability to answer a Solved operator right, for a reader who knows which objects the
+    training trials, a Subset, pair with it, and sees how often each shape and each color is on the
+    grid among these objects, and in which cells they are, but not which belong together. (With
+    shortcuts, Exist is True for this reader where its shape and its color occur.)"""
+    objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
+               if shape]
+    pools = [pool for pool in train.pools if node.operator in pool.leaves]
+    known = [(cell, shape, color) for cell, shape, color in objects
+             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
+    cells, shapes, colors = zip(*known or objects)
     if node.operator == "GetLocation":
-        return 1 / len(cells)
+        return vote(cells, data.CELLS[node.answer - data.FIRST_CELL])
     if node.operator == "GetShape":
         return vote(shapes, node.answer - data.FIRST_SHAPE + 1)
     if node.operator == "GetColor":
         return vote(colors, node.answer - data.FIRST_COLOR + 1)
-    if not shortcuts:  # companions and decoys leave only a coin
-        return 1 / 2
+    if not train.shortcuts and len(cells) == len(objects):
+        return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
         (shape, color), = node.selectors
         return float((shape in shapes and color in colors) == (node.answer == data.TRUE))
-    here = share_true(node.operator, len(node.selectors), tuple(cells))
+    here = share_true(node.operator, len(node.selectors), cells)
     anywhere = share_true(node.operator, len(node.selectors), tuple(data.CELLS))
     if here == anywhere:
         return 1 / 2
@@ -126,10 +141,13 @@ def near_and_far(split):
 
 # ---- accuracy -----------------------------------------------------------------------------------
 def read(path):
-    """What a run's JSON file or checkpoint holds."""
-    if path.suffix == ".pt":
-        return torch.load(path, map_location="cpu", weights_only=True)
-    return json.loads(path.read_text())
+    """What a run's JSON file or checkpoint holds. UsageError if it is damaged."""
+    try:
+        if path.suffix == ".pt":
+            return torch.load(path, map_location="cpu", weights_only=True)
+        return json.loads(path.read_text())
+    except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path} is damaged: remove it, and the same command goes on") from error
 
 
 def write(path, content):
@@ -140,18 +158,19 @@ def write(path, content):
 
 
 def load(folder, trained=True):
-    """The model of a finished run, ready to call, and its config. Or the same before training."""
+    """The model of a finished run, ready to call, and its config. Or the same before training. It
+    is built from the copy of the model's file in the folder."""
     folder = Path(folder)
     config = read(folder / "result.json")["config"]
     saved = read(folder / "checkpoint.pt")["model"] if trained else None
     try:
         torch.manual_seed(config["seed"])  # as in train.py
-        model = module_of(config["model"]).Model(**config["model_args"])
+        model = module_of(config["model"], folder).Model(**config["model_args"])
         if trained:
             model.load_state_dict(saved)
     except (TypeError, RuntimeError) as error:  # of its arguments, of its weights
-        raise UsageError(f"{folder} does not fit today's models/{config['model']}.py and data.py: "
-                         "was an operator added, or the model changed?") from error
+        raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
+                         ) from error
     return model.eval(), config
 
 
@@ -166,12 +185,16 @@ def predict(function, trials, device="cpu"):
 
 
 def score(model, split, n, device):
-    """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial."""
+    """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial.
+    UsageError if logits are not finite: the largest of them would be no answer."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
     for name in tqdm(tests_of(split), f"testing {split}", leave=False,
                      disable=n < 1000 or None):  # None: where stderr is no terminal
         made, kinds, result["baselines"][name] = test_set(split, name, n)
-        right = (predict(model, made, device).argmax(1) == made.answer).float()
+        logits = predict(model, made, device)
+        if not logits.isfinite().all():
+            raise UsageError(f"on {name} of {split}, logits of the model are not finite")
+        right = (logits.argmax(1) == made.answer).float()
         result["accuracy"][name] = right.mean().item()
         result["kinds"][name] = {kind: right[where].mean().item() for kind, where in kinds.items()}
     return result
@@ -194,72 +217,83 @@ def runs_below(folders):
     """Folder -> result, of the finished runs in folders or below them. Below one folder, the
     paper's six come first, in its order, then our changes to them, then all other models. Lines on
     stderr say what is not shown. UsageError if nothing is left."""
-    def rank(run):
-        name, settings = run[1]["config"]["model"], run[1]["config"]["settings"]
+    def rank(folder):
+        name, settings = (runs[folder]["config"][key] for key in ("model", "settings"))
         place = ALL.index(name) if name in ALL else len(ALL)
         return name not in PAPER, name in PAPER and settings != "default", place, name, settings
 
-    runs = {}
+    runs, order, seen = {}, [], set()
     for above in folders:
-        found = {path.parent: read(path) for path in sorted(above.rglob("result.json"))}
-        shown = [run for run in found.items() if run[1]["config"]["split"] in data.SPLITS]
-        if len(shown) < len(found):
+        found = glob.glob("**/result.json", root_dir=above, recursive=True)  # also behind links
+        new = []
+        for path in sorted(above / name for name in found):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                new.append(path.parent)
+                runs[path.parent] = read(path)
+        shown = [folder for folder in new if runs[folder]["config"]["split"] in data.SPLITS]
+        if len(shown) < len(new):
             print(f"not shown: runs in {above} of splits that are gone", file=sys.stderr)
         if not found:
             print(f"not shown: no finished run in {above}", file=sys.stderr)
-        runs.update(sorted(shown, key=rank))
-    if not runs:
+        order += sorted(shown, key=rank)
+    if not order:
         raise UsageError("there is nothing to show: train a run with train.py")
-    return runs
+    return {folder: runs[folder] for folder in order}
 
 
 def rows_of(runs):
-    """Label of a row -> split -> the results of its seeds. Baselines come first, as if they were
-    models. Where --outs differ, labels name them. Runs of one name that differ in config or in
-    their copies of the code have rows of their own, which say in what they differ."""
-    rows, first = {name: {} for name in BASELINES}, {}  # first: label, split -> identity
-    outs = {out_of(folder) for folder in runs}
+    """(split, row) -> the results of its seeds. Rows are baselines, which come first, and models
+    with their settings and, where runs are of several --outs, the path of their own. A run that
+    differs from the first of its row in config or code has a row of its own, which says in what."""
+    rows, first = collections.defaultdict(list), {}  # first: how the first run of a row was made
+    outs = {folder: folder.absolute().parents[:4][-1] for folder in runs}  # <out>/<split>/...
+    common = Path(os.path.commonpath({*outs.values()}))
+    common = common.parent if common in outs.values() else common
     for folder, result in runs.items():
         config = result["config"]
-        label, split = config["model"], config["split"]
+        split, row = config["split"], config["model"]
         if config["settings"] != "default":
-            label += f" ({config['settings']})"
-        if len(outs) > 1:
-            label = f"{out_of(folder)}: {label}"
-        identity = {name: value for name, value in config.items() if name not in MACHINE}
-        identity |= {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        while (known := first.setdefault((label, split), identity)) != identity:
-            other = [name for name in known | identity if known.get(name) != identity.get(name)]
-            label += f", other {', '.join(other)}"
-        rows.setdefault(label, {}).setdefault(split, {}).setdefault(config["seed"], result)
+            row += f" ({config['settings']})"
+        if len({*outs.values()}) > 1:
+            row = f"{outs[folder].relative_to(common).as_posix()}: {row}"
+        made = {name: value for name, value in config.items() if name not in MACHINE}
+        made |= {path.name: path.read_bytes() for path in folder.glob("*.py")}
+        known = first.setdefault((split, row), made)
+        other = [name for name in known if name in made and made[name] != known[name]]
+        if other:
+            row += f", seed {config['seed']}, other {', '.join(other)}"
+        rows[split, row].append(result)
         for test, baselines in result["baselines"].items():
             for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
-                row = rows[name].setdefault(split, {0: {"accuracy": {}, "kinds": {}}})
-                row[0]["accuracy"].setdefault(test, accuracy)
-    return {label: {split: [*seeds.values()] for split, seeds in by_split.items()}
-            for label, by_split in rows.items()}
+                same, = rows.setdefault((split, name), [{"accuracy": {}, "kinds": {}}])
+                same["accuracy"].setdefault(test, accuracy)
+    names = dict.fromkeys([*BASELINES, *(row for _, row in rows)])
+    return {(split, row): rows[split, row] for split in data.SPLITS for row in names
+            if (split, row) in rows}
 
 
-def in_split(rows, split):
-    """Label -> the results of its seeds, of the rows that have any in a split."""
-    return {label: by_split[split] for label, by_split in rows.items() if split in by_split}
+def names_of(rows):
+    """The splits, and the rows that are models, each once."""
+    splits, names = zip(*rows)
+    return [*dict.fromkeys(splits)], [*dict.fromkeys(row for row in names if row not in BASELINES)]
 
 
-def out_of(folder):
-    """The name of the --out above a run folder, <out>/<split>/<model>/<settings>/seed<k>."""
-    return folder.absolute().parts[-5:][0]
-
-
-def accuracies(results, test):
-    """The accuracies on a test set, one per seed."""
+def accuracies(results, test, kind=""):
+    """The accuracies on a test set, or on its trials of a kind, one per seed."""
+    if kind:
+        results = [{"accuracy": {test: result["kinds"][test][kind]}} for result in results
+                   if kind in result["kinds"].get(test, ())]
     return [result["accuracy"][test] for result in results if test in result["accuracy"]]
 
 
-def percent(values):
-    """A mean in percent, with its standard deviation where there are several values, as text."""
-    values = [100 * value for value in values]
-    spread = f"±{statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}" if values else ""
+def percent(values, learned=False):
+    """A mean in percent, with its standard deviation where there are several values, as text. With
+    `learned`, also how many of them are at least LEARNED, where that is some but not all."""
+    spread = f"±{100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    many = sum(value >= LEARNED for value in values)
+    count = f" ({many}/{len(values)})" if learned and 0 < many < len(values) else ""
+    return f"{100 * statistics.mean(values):.1f}{spread}{count}" if values else ""
 
 
 def table(header, rows):
@@ -276,32 +310,33 @@ def table(header, rows):
 def split_table(split, rows, per_operator):
     """A row per model and settings, mean and spread over seeds. A column per test set that any of
     them was tested on."""
-    rows, lines = in_split(rows, split), []
+    shown = {row: results for (of, row), results in rows.items() if of == split}
     tests = [test for test in tests_of(split)
-             if any(accuracies(results, test) for results in rows.values())]
-    for label, results in rows.items():
-        label += f", {len(results)} seeds" if len(results) > 1 else ""
-        lines.append([label, *(percent(accuracies(results, test)) for test in tests)])
+             if any(accuracies(results, test) for results in shown.values())]
+    near, lines = near_and_far(split)[0], []
+    for row, results in shown.items():
+        row += f", {len(results)} seeds" if len(results) > 1 else ""
+        lines.append([row, *(percent(accuracies(results, test), test == near) for test in tests)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         for kind in kinds if per_operator else ():
-            cells = [[r["kinds"][test][kind] for r in results if kind in r["kinds"].get(test, ())]
-                     for test in tests]
-            lines.append([f"  {kind}", *map(percent, cells)])
+            lines.append([f"  {kind}", *(percent(accuracies(results, test, kind))
+                                         for test in tests)])
     return table([f"{split}, accuracy in %", *tests], lines)
 
 
 def summary_table(splits, rows):
     """A row per model that was trained on several splits, a column per split: in distribution ->
-    hardest test set, this one with its spread over seeds. Empty if there is no such model."""
+    hardest test set. Empty if there is no such model."""
     ends, lines = {split: near_and_far(split) for split in splits}, []
-    for label, by_split in rows.items():
-        if len(by_split.keys() & ends) > 1:
-            cells = [[percent(accuracies(by_split.get(split, []), test)) for test in ends[split]]
-                     for split in splits]
-            lines.append([label, *(f"{near.partition('±')[0]} -> {far}" if near else ""
-                                   for near, far in cells)])
+    for row in dict.fromkeys(row for split, row in rows if split in ends):
+        cells = []
+        for split, tests in ends.items():
+            near, far = (accuracies(rows.get((split, row), []), test) for test in tests)
+            cells.append(f"{percent(near, learned=True)} -> {percent(far)}" if near else "")
+        if sum(map(bool, cells)) > 1:
+            lines.append([row, *cells])
     header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
-    models = [label for label, *_ in lines if label not in BASELINES]
+    models = [line for line in lines if line[0] not in BASELINES]
     return table(["accuracy in %", *header], lines) if models else ""
 
 
@@ -309,15 +344,15 @@ def summary_table(splits, rows):
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
 
 
-@contextlib.contextmanager
-def drawing(path, width, height):
-    """An empty figure, which is written to `path` at the end."""
+def empty_figure(width, height):
     try:
         from matplotlib.figure import Figure  # not pyplot, which looks for a display
     except ImportError as error:
         raise UsageError("pictures need matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    yield figure
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure, path):
     try:
         figure.savefig(path, dpi=150, bbox_inches="tight")
     except ValueError as error:  # there is no such format
@@ -325,30 +360,33 @@ def drawing(path, width, height):
     print(f"\nDrawn: {path}")
 
 
-def draw_accuracy(figure, splits, rows):
+def draw_accuracy(rows):
     """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
     per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
-    labels, dashed = [label for label in rows if label not in BASELINES], {}
+    splits, models = names_of(rows)
+    figure, dashed = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(models)), {}
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
-                           height_ratios=(0.5 + 0.35 * len(labels), 2.5))
-    for bars, lines, split in zip(*axes, splits):
-        (near, far), tests = near_and_far(split), tests_of(split)
-        for label, results in in_split(rows, split).items():
-            seeds = {test: [100 * a for a in accuracies(results, test)] for test in tests}
-            means = [statistics.mean(seeds[test] or [math.nan]) for test in tests]
-            if label in BASELINES:
-                style = {"color": "0.3", "linestyle": BASELINES[label], "linewidth": 1}
-                bars.axvline(means[-1], zorder=0, **style)
-                dashed[label], = lines.plot(tests, means, label=label, **style)
-                continue
-            y, color = labels.index(label), f"C{labels.index(label)}"
-            for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
-                bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
-                bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
-            lines.plot(tests, means, ".-", color=color)
+                           height_ratios=(0.5 + 0.35 * len(models), 2.5))
+    columns = dict(zip(splits, axes.T))
+    for (split, row), results in rows.items():
+        (bars, lines), (near, far), tests = columns[split], near_and_far(split), tests_of(split)
+        seeds = {test: [100 * share for share in accuracies(results, test)] for test in tests}
+        means = [statistics.mean(seeds[test] or [math.nan]) for test in tests]
+        if row in BASELINES:
+            style = {"color": "0.3", "linestyle": BASELINES[row], "linewidth": 1}
+            bars.axvline(means[-1], zorder=0, **style)
+            dashed[row], = lines.plot(tests, means, label=row, **style)
+            continue
+        y, color = models.index(row), f"C{models.index(row)}"
+        for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
+            bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
+            bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
+        lines.plot(tests, means, ".-", color=color)
+    for split, (bars, lines) in columns.items():
+        near, far = near_and_far(split)
         bars.set_title(f"{split}\nlight: {near}\ndark: {far}", fontsize="medium")
-        bars.set(xlim=(0, 103), ylim=(len(labels) - 0.5, -0.5), yticks=range(len(labels)),
-                 yticklabels=labels)
+        bars.set(xlim=(0, 103), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)),
+                 yticklabels=models)
         lines.set(ylim=(0, 103))
         lines.tick_params(axis="x", rotation=30, labelsize="small")
     for i, tick in enumerate(axes[0, 0].get_yticklabels()):
@@ -357,83 +395,107 @@ def draw_accuracy(figure, splits, rows):
     figure.legend(handles=[*dashed.values()], loc="outside lower center", ncols=3, fontsize="small",
                   title="what one can have without solving the task (above: on the hardest set)",
                   title_fontsize="small")
+    return figure
+
+
+def draw_curves(rows):
+    """A panel per split: accuracy in distribution during training, of the few hundred trials that
+    train.py tests on the way. A line per run, in a color per row, with its seed as marker."""
+    splits, models = names_of(rows)
+    figure, handles = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(models)), {}
+    panels = dict(zip(splits, figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]))
+    for (split, row), results in rows.items():
+        axis, near = panels[split], near_and_far(split)[0]
+        axis.set(title=f"{split}: {near}", xlabel="training steps", ylim=(0, 103))
+        if row in BASELINES:
+            for share in accuracies(results, near):
+                handles[row] = axis.axhline(100 * share, color="0.3", linestyle=BASELINES[row],
+                                            linewidth=1, zorder=0, label=row)
+            continue
+        for i, result in enumerate(results):
+            log, seed = result["log"], result["config"]["seed"]
+            handles[row], = axis.plot(
+                [line["step"] for line in log], [100 * line[near] for line in log], label=row,
+                color=f"C{models.index(row)}", linewidth=1, marker=f"${seed}$", markersize=7,
+                markevery=(i % len(log), len(results)))  # at other steps than those of other seeds
+    panels[splits[0]].set_ylabel("accuracy in %")
+    figure.legend(handles=[*handles.values()], loc="outside lower center", ncols=3,
+                  fontsize="small", title="a line per run, numbers are seeds",
+                  title_fontsize="small")
+    return figure
 
 
 # ---- inside a model: where it looks -------------------------------------------------------------
 @torch.no_grad()
-def calls(model, instruction, stimulus, kind):
-    """The features of trials, and what computed the token that answers: (name, module, inputs,
-    output, row of that token) of each call of a module of a class, in the order of computing."""
-    reader = getattr(model, "encode_instruction", model)  # the part that chooses a token
-    usual = getattr(reader, "read", None) or 0  # -1: EOS; 0: the root, or the first latent
-    names, found = {module: name for name, module in model.named_modules()}, []
+def watch(model, instruction, stimulus):
+    """The features of trials, and the calls of the modules that a model names in `looks`, in the
+    order of computing: (name, module, inputs, output, row of the token that answers, what it looks
+    at). "blocks" stands for blocks.0, blocks.1 and so on."""
+    names, calls = {module: name for name, module in model.named_modules()}, []
+    looks = getattr(model, "looks", {})
 
     def note(module, inputs, output):
-        part = getattr(model, names[module].partition(".")[0], None)
-        row = getattr(part, "read", usual)  # None: an encoder of which all tokens go on
-        if type(module).__name__ == kind and row is not None:
-            found.append((names[module], module, inputs, output, row))
+        part = names[module].rstrip(".0123456789")
+        if part in looks:
+            calls.append((names[module], module, inputs, output, *looks[part]))
 
     with torch.nn.modules.module.register_module_forward_hook(note):  # on every module
-        return model.features(instruction, stimulus), found
+        return model.features(instruction, stimulus), calls
 
 
-def keys_of(model, instruction, stimulus):
-    """The tokens of a question and of a grid, in the order in which a model reads them. A key is a
-    cell with an object, or words."""
-    names, letters = ["", *data.OPERATORS], ["", *(f" {letter}" for letter in data.LETTERS)]
+def keys_of(instruction, stimulus):
+    """What a model can look at -> its tokens, in the order in which models read them: words, or the
+    cells of objects."""
+    names, shapes = ["", *data.OPERATORS], ["", *(f" {shape}" for shape in data.LETTERS)]
     colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
-    loops, tokens = hasattr(model, "answers"), instruction.tolist()
-    if loops:  # LoopTfmr has no IfElses and no EOS
-        tokens = [token for token in tokens if token[0] != data.IF_ELSE]
-    first = [names[name] + colors[color] + letters[shape] for name, shape, color, _, _ in tokens]
-    second = [names[name] + colors[color] + letters[shape] for name, _, _, shape, color in tokens]
-    last = [f"answer to {token}" for token in first] if loops else ["EOS of the question"]
+    tokens = instruction.tolist()
+    first = [names[name] + colors[color] + shapes[shape] for name, shape, color, _, _ in tokens]
+    second = [names[name] + colors[color] + shapes[shape] for name, _, _, shape, color in tokens]
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
-    return first + second + last, cells + empty + ["EOS of the grid"]
+    return {"question": [*first, *second, "EOS of the question"],
+            "operators": [key for key in first + second if key != "IfElse"],
+            "answers": [f"answer to {key}" for key in first if key != "IfElse"],
+            "grid": [*cells, *empty, "EOS of the grid"]}
 
 
 def attention_of(model, instruction, stimulus):
-    """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each of its
-    attentions, in the order of computing; and the answer. A weight is the mean over heads.
-    ValueError where a model has other tokens than those that keys_of names."""
-    question, grid = keys_of(model, instruction, stimulus)
-    features, found = calls(model, instruction[None], stimulus[None], "Attention")
-    seen = []
-    for name, module, inputs, _, row in found:
-        weights = module.weights(*inputs)[0].mean(0)[row].tolist()
-        keys = question if "instruction" in name else question + grid
-        if "each_other" in name:
-            keys = [f"latent {i}" for i in range(len(weights))]
-        elif "stimulus" in name or "look" in name:
-            keys = grid
-        seen.append((name.removesuffix(".attention"), list(zip(keys, weights, strict=True))))
+    """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
+    that a model names, in the order of computing; and the answer. Weights are means over heads.
+    ValueError where a block has other tokens than the model says."""
+    tokens, seen = keys_of(instruction, stimulus), []
+    features, calls = watch(model, instruction[None], stimulus[None])
+    for name, block, (x, context, bias), _, row, kinds in calls:
+        tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
+        keys = [key for kind in kinds.split() for key in tokens[kind]]
+        weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)
+        seen.append((name, [*zip(keys, weights[0].mean(0)[row].tolist(), strict=True)]))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
-def draw_attention(folder, path, subset, number):
+def draw_attention(folder, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(folder)
+    if not any("grid" in kinds for _, kinds in getattr(model, "looks", {}).values()):
+        raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     subset = subset or near_and_far(config["split"])[0]
     trials = data.trials(config["split"], subset, number + 1)
     instruction, stimulus, answer = (part[-1] for part in trials)
     seen, said = attention_of(model, instruction, stimulus)
-    if not any(key == "EOS of the grid" for _, look in seen for key, _ in look):
-        raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
     text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
             f"{data.ANSWERS[answer]}. The model says: {said}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
             f"{number}\nAttention of the token that answers, in percent (mean over heads)\n")
     rows = sum(name == seen[0][0] for name, _ in seen)  # loops: as often as the first one looks
     columns = math.ceil(len(seen) / rows)
-    with drawing(path, 4.6 * columns, 2.6 * rows + 0.17 * text.count("\n")) as figure:
-        figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
-        for i, (name, look) in enumerate(seen):
-            axis = figure.add_subplot(rows, columns, i + 1)
-            loop = f", loop {i // columns + 1}" if rows > 1 else ""
-            axis.set_title(name + loop, fontsize=9, loc="left")
-            draw_look(axis, stimulus.tolist(), look)
+    figure = empty_figure(4.6 * columns, 2.6 * rows + 0.17 * text.count("\n"))
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
+    for i, (name, look) in enumerate(seen):
+        axis = figure.add_subplot(rows, columns, i + 1)
+        loop = f", loop {i // columns + 1}" if rows > 1 else ""
+        axis.set_title(name + loop, fontsize=9, loc="left")
+        draw_look(axis, stimulus.tolist(), look)
+    return figure
 
 
 def draw_look(axis, stimulus, look):
@@ -462,19 +524,14 @@ def draw_look(axis, stimulus, look):
 PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 
-@torch.no_grad()
 def states(model, trials):
-    """Place -> the states (n, C) of the token that answers: after each block, numbered in the order
-    of computing, and the features. HyperTfmr also has a code. What a block of the stimulus's
-    encoder gives does not know the question, and is left out."""
+    """Place -> the states (n, C) of the token that answers, after each module that a model names in
+    `looks`, blocks by their number in the order of computing, and the features."""
     places = collections.defaultdict(list)
-    for batch in zip(trials.instruction.split(50), trials.stimulus.split(50)):
-        features, found = calls(model, *batch, "Block")
-        found = [call for call in found if not call[0].startswith("encode_stimulus")]
-        for i, (_, _, _, output, row) in enumerate(found, 1):
-            places[f"block {i}"].append(output[:, row])
-        if hasattr(model, "infer"):
-            places["code"].append(model.infer(batch[0]))
+    for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
+        features, calls = watch(model, *tokens)
+        for number, (name, _, _, output, row, kinds) in enumerate(calls, 1):
+            places[f"block {number}" if kinds else name].append(output[:, row])
         places["features"].append(features)
     return {place: torch.cat(parts).double() for place, parts in places.items()}
 
@@ -499,10 +556,10 @@ def alignment(x, trials):
 
 def decoding(x, trials, test_x, test_trials):
     """Linear decoding (Redhardt et al. 2025, Kobayashi et al. 2024): the mean share of operator,
-    letter and color of the root's question that a linear map, fitted to states x, finds in
+    shape and color of the root's question that a linear map, fitted to states x, finds in
     test_x."""
     shares = []
-    for i in range(3):  # a token's operator, letter, color
+    for i in range(3):  # a token's operator, shape, color
         y, answer = trials.instruction[:, 0, i], test_trials.instruction[:, 0, i]
         if y.any() and answer.any():  # 0: this root does not ask for it
             inputs, targets = x[y > 0], F.one_hot(y[y > 0]).double()
@@ -530,18 +587,18 @@ def measure(folder):
     return found
 
 
-def why_table(splits, rows):
+def why_table(rows):
     """A row per split and model whose hidden states were measured, with means over these seeds."""
     lines = []
-    for split, label in itertools.product(splits, rows):
-        results = [result for result in rows[label].get(split, []) if "why" in result]
+    for (split, row), results in rows.items():
+        results = [result for result in results if "why" in result]
         if seeds := [result["why"] for result in results]:
             like = [statistics.mean(seed["alignment"][part] for seed in seeds)
                     for part in ("stimulus", "instruction", "answer")]
-            lines.append([f"{split}, {label}", *(f"{r:.2f}" for r in like),
-                          percent(max(seed["untrained"].values()) for seed in seeds),
-                          percent(max(seed["decoded"].values()) for seed in seeds),
-                          percent(seed["decoded"]["features"] for seed in seeds),
+            lines.append([f"{split}, {row}", *(f"{r:.2f}" for r in like),
+                          percent([max(seed["untrained"].values()) for seed in seeds]),
+                          percent([max(seed["decoded"].values()) for seed in seeds]),
+                          percent([seed["decoded"]["features"] for seed in seeds]),
                           percent(accuracies(results, near_and_far(split)[1]))])
     return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
                   "like answer", "decoded before training", "after", "from features", "accuracy"],
@@ -569,7 +626,9 @@ def main(argv=None):
         "them (default: runs); rows are in this order")
     add("--per-operator", action="store_true", help="add a line per operator that answers, and per "
         "operator of the root's condition")
-    add("--plot", metavar="FILE", help="draw accuracy (needs matplotlib, as --attention does)")
+    add("--plot", metavar="FILE", help="draw accuracy (pictures need matplotlib)")
+    add("--curves", metavar="FILE", help="draw accuracy in distribution during training, a line "
+        "per run")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
     add("--why", action="store_true", help="add a table of hidden states: are they organized like "
@@ -588,9 +647,11 @@ def main(argv=None):
             write(folder / "result.json", json.dumps(runs[folder], indent=1).encode())
         unmeasured = args.why and not any("why" in result for result in runs.values())
         if (args.show or args.attention or unmeasured) and not weights:
-            raise UsageError("these runs have no weights (checkpoint.pt)")
-        rows, found = rows_of(runs), {result["config"]["split"] for result in runs.values()}
-        splits = [split for split in data.SPLITS if split in found]
+            recorded = Path(__file__).parent.glob("models/recorded/**/checkpoint.pt")
+            has = ", ".join(sorted(os.path.relpath(path.parent) for path in recorded))
+            raise UsageError(f"these runs have no weights (checkpoint.pt). These have: {has}")
+        rows = rows_of(runs)
+        splits, _ = names_of(rows)
         for split in splits:
             print(f"\n{split_table(split, rows, args.per_operator)}")
         for release in False, True:  # trials without shortcuts, then their twins
@@ -598,14 +659,15 @@ def main(argv=None):
             if summary := summary_table(ground, rows):
                 print(f"\n{summary}")
         if args.why:
-            print(f"\n{why_table(splits, rows)}")
+            print(f"\n{why_table(rows)}")
         for folder in weights if args.show else ():
             print(f"\n{folder}: {mistakes(*load(folder), args.show)}")
         if args.plot:
-            with drawing(args.plot, 3 + 2.2 * len(splits), 3 + 0.35 * len(rows)) as figure:
-                draw_accuracy(figure, splits, rows)
+            save(draw_accuracy(rows), args.plot)
+        if args.curves:
+            save(draw_curves(rows), args.curves)
         if args.attention:
-            draw_attention(weights[0], args.attention, args.subset, args.trial)
+            save(draw_attention(weights[0], args.subset, args.trial), args.attention)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ checkpoint.pt (to go on from) and, at the end, result.json (its accuracies). Aft
 moment, the same command goes on, and ends with the same bits if it has as many threads.
 """
 import argparse
+import ast
+import contextlib
 import inspect
 import io
 import itertools
@@ -20,6 +22,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 import typing
 from pathlib import Path
 
@@ -39,14 +42,16 @@ TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "
             "decay": "matrices", "schedule": "cosine"}
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
-WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 1_000, 300  # steps; steps; per test set, on the way
+WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 500, 300  # steps; steps; per test set, on the way
+SAVE_EVERY = 180  # seconds, where that is less than the steps between two reports
 CODE = {path: path.read_bytes() for path in (Path(data.__file__), Path(__file__))}  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
 
 # ---- training -----------------------------------------------------------------------------------
-def learn(model, optimizers, batch, share, device):
-    """Makes a training step, at a share of the peak rate. Returns loss and accuracy, (2,)."""
+def learn(model, optimizers, batch, rate, device):
+    """Makes a training step, at a share `rate` of each optimizer's peak learning rate. Returns loss
+    and accuracy, (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
     loss = nn.functional.cross_entropy(logits, answer)
@@ -54,13 +59,13 @@ def learn(model, optimizers, batch, share, device):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * share  # make_optimizers sets the peak
+            group["lr"] = group["peak"] * rate  # make_optimizers sets the peak
         optimizer.step()
         optimizer.zero_grad()
     return torch.stack([loss.detach(), (logits.argmax(1) == answer).float().mean()])
 
 
-def rate(step, steps, schedule):
+def rate_at(step, steps, schedule):
     """The learning rate at a step, from 0 on, as a share of its peak: a linear warm-up times half a
     cosine; or constant."""
     if schedule == "constant":
@@ -76,22 +81,22 @@ def fit(config, folder, again, workers):
     near_and_far(split)  # a split without a test set in distribution is refused at once
     model, optimizers = build(config)
     if prepare(config, folder, again):
-        print(f"{folder} is finished")
+        print(f"{folder} is finished", flush=True)
         return
     state = restore(folder, model, optimizers)
     done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
-    print(f"{folder}, from step {done:,}" if done else folder)
+    print(f"{folder}, from step {done:,}" if done else folder, flush=True)
     loader = DataLoader(batches, batch_size=None, sampler=range(done, steps), num_workers=workers,
-                        pin_memory=device == "cuda", worker_init_fn=ignore_ctrl_c,
+                        pin_memory=device == "cuda", worker_init_fn=ignore_stops,
                         generator=torch.Generator())  # or it would draw from the one of dropout
     bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
-    began = time.perf_counter() - state["seconds"]
-    pressed = []
-    signal.signal(signal.SIGINT, lambda *_: pressed.append(True))  # Ctrl-C: stop after this step
+    saved = time.perf_counter()
+    began, stopped = saved - state["seconds"], []
+    at_stop(lambda *_: stopped.append(True))  # after this step
     for step, batch in enumerate(bar, done + 1):
-        share = rate(step - 1, steps, config["schedule"])
-        recent += learn(model, optimizers, batch, share, device)
+        rate = rate_at(step - 1, steps, config["schedule"])
+        recent += learn(model, optimizers, batch, rate, device)
         due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: an early sign of life
         if due or step % 10 == 0:  # reading a number waits for the GPU
             since = rows[-1]["step"] if rows else 0
@@ -108,21 +113,27 @@ def fit(config, folder, again, workers):
             bar.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()),
                       sys.stderr)
             recent.zero_()
-        if due or pressed:
+        if due or stopped or time.perf_counter() - saved > SAVE_EVERY:
+            saved = time.perf_counter()
             save(folder, model, optimizers, step=step, rows=rows, recent=recent.cpu(),
-                 seconds=time.perf_counter() - began)
-        if pressed:
-            print(f"\nStopped after step {step:,}.")
+                 seconds=saved - began)
+        if stopped:
+            print(f"\nStopped after step {step:,}.", flush=True)
             raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    at_stop(signal.default_int_handler)
     result = score(model.eval(), split, config["test_trials"], device)
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "log": rows}
     whole = {"config": read(folder / "config.json"), **result}
     write(folder / "result.json", json.dumps(whole, indent=1).encode())
 
 
-def ignore_ctrl_c(_):  # in a process that draws trials
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def at_stop(handler):  # Ctrl-C, or SIGTERM, which clusters send
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def ignore_stops(_):  # in a process that draws trials
+    at_stop(signal.SIG_IGN)
 
 
 def build(config):
@@ -149,47 +160,35 @@ def make_optimizers(model, name, lr, decay):
 class Muon(torch.optim.Optimizer):
     """Moves each matrix by its momentum, made orthogonal (Jordan et al. 2024): whatever the
     gradient's size, all singular values of a step are near 1. It computes what torch.optim.Muon
-    does, but in float32, which every CPU has units for, and with matrices of one shape stacked."""
+    does, but in float32, which every CPU has units for."""
 
     def __init__(self, matrices, peak):
-        shapes = dict.fromkeys(matrix.shape for matrix in matrices)
-        groups = [{"params": [m for m in matrices if m.shape == shape]} for shape in shapes]
-        super().__init__(groups, {"lr": peak, "peak": peak})
+        super().__init__(matrices, {"lr": peak, "peak": peak})
 
     @torch.no_grad()
     def step(self):
-        for group in self.param_groups:
-            matrices, lr = group["params"], group["lr"]
-            gradient = torch.stack([torch.zeros_like(matrix) if matrix.grad is None else matrix.grad
-                                    for matrix in matrices])
-            state = self.state[matrices[0]]
-            momentum = state.setdefault("momentum", torch.zeros_like(gradient))
+        group, = self.param_groups
+        for matrix in group["params"]:
+            if (gradient := matrix.grad) is None:
+                continue
+            state = self.state[matrix]
+            momentum = state.setdefault("momentum", torch.zeros_like(matrix))
             momentum.lerp_(gradient, 1 - MOMENTUM)
-            updates = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
-            scale = max(1, gradient.shape[1] / gradient.shape[2]) ** 0.5
-            for matrix, update in zip(matrices, updates):
-                if matrix.grad is not None:
-                    matrix.mul_(1 - lr * DECAY).sub_(update, alpha=lr * scale)
+            update = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
+            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            matrix.mul_(1 - group["lr"] * DECAY).sub_(update, alpha=group["lr"] * scale)
 
 
-def orthogonal(x):  # (matrices, rows, columns)
+def orthogonal(x):  # (rows, columns)
     """Brings singular values that are not tiny near 1, between 0.7 and 1.2: five Newton-Schulz
     iterations, each a polynomial of odd powers, which acts on the singular values alone."""
-    if x.shape[1] > x.shape[2]:
-        return orthogonal(x.mT).mT  # the smaller product
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for iterations in (3, 2):  # five at once would round 30 times as much
-        x = newton_schulz(x @ x.mT, iterations) @ x
+    if len(x) > len(x.T):
+        return orthogonal(x.T).T  # smaller products
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
     return x
-
-
-def newton_schulz(gram, iterations):  # (matrices, rows, rows)
-    """What the iterations multiply x by: a polynomial in gram = x x^T, which is smaller than x."""
-    factor = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
-    factor.diagonal(dim1=1, dim2=2).add_(3.4445)  # 3.4445 - 4.775 gram + 2.0315 gram gram
-    if iterations == 1:
-        return factor
-    return newton_schulz(factor @ gram @ factor, iterations - 1) @ factor
 
 
 # ---- the files of a run -------------------------------------------------------------------------
@@ -198,6 +197,8 @@ def prepare(config, folder, again):
     code there. UsageError if the run there was made with other code, unless `again` removes it."""
     model = Path(module_of(config["model"]).__file__)
     code = CODE | {model: model.read_bytes()}
+    for path in code:
+        check_imports(path, code[path])
     result, checkpoint = folder / "result.json", folder / "checkpoint.pt"
     if result.exists() or checkpoint.exists():
         other = [f"{path.name} (diff {folder / path.name} {path})" for path in code
@@ -219,17 +220,32 @@ def prepare(config, folder, again):
     return False
 
 
+def check_imports(path, source):
+    """UsageError if a file imports another one from here, of which the run would have no copy."""
+    known = ("data", "eval", "models") if path.name == "train.py" else ("data",)
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = ["models" if node.level else node.module]  # level: `from . import`
+        for name in (name.partition(".")[0] for name in names):
+            here = Path(__file__).with_name(name)
+            if name not in known and (here.is_dir() or here.with_suffix(".py").exists()):
+                raise UsageError(f"{path.name} imports {name}, of which a run keeps no copy: put "
+                                 "the code into one file")
+
+
 def save(folder, model, optimizers, **state):
-    """Writes log.csv and a checkpoint: all that a run needs to go on to the same bits."""
-    if rows := state["rows"]:
-        lines = [rows[0].keys(), *(row.values() for row in rows)]
-        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
-        write(folder / "log.csv", text.encode())
+    """Writes a checkpoint, all that a run needs to go on to the same bits, and log.csv."""
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     torch.save({**state, "model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     write(folder / "checkpoint.pt", buffer.getvalue())
+    if rows := state["rows"]:
+        lines = [rows[0].keys(), *(row.values() for row in rows)]
+        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
+        with contextlib.suppress(PermissionError):  # on Windows, while another program reads it
+            write(folder / "log.csv", text.encode())
 
 
 def restore(folder, model, optimizers):
@@ -289,8 +305,12 @@ def parser_of(model=None):
         options = {"action": argparse.BooleanOptionalAction} if kind is bool else {
             "type": between(min(1, default), 10 ** 9) if kind is int else kind,
             "choices": typing.get_args(parameter.annotation) or None}  # of a Literal
-        add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)",
-            **options)
+        try:
+            add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)",
+                **options)
+        except argparse.ArgumentError as error:
+            raise UsageError(f"{model}: Model cannot have an argument {name}: train.py has a flag "
+                             "of this name") from error
     return parser
 
 
@@ -319,16 +339,20 @@ def main(argv=None):
         args, _ = parser.parse_known_args(argv)  # configurations parses the rest
         runs = {args.out.joinpath(c["split"], c["model"], c["settings"], f"seed{c['seed']}"): c
                 for c in configurations(args, argv)}
-        print(f"Runs: {len(runs)}, on {args.device}. After a stop, the same command goes on.")
+        print(f"Runs: {len(runs)}, on {args.device}. After a stop, the same command goes on.",
+              flush=True)
+        at_stop(signal.default_int_handler)
         finished = []
         for folder, config in runs.items():
             try:
                 fit(config, folder, args.again, args.workers)
                 finished.append(str(folder))
-            except (UsageError, OSError) as error:  # the others go on
+            except Exception as error:  # the others go on
+                if not isinstance(error, (UsageError, OSError)):
+                    traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
             finally:  # a notebook lives on
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                at_stop(signal.default_int_handler)
         if finished:
             evaluation.main(finished)
         if len(finished) < len(runs):

@@ -1,6 +1,6 @@
 """The models by name: every file in this folder that defines Model."""
-import importlib
 import sys
+import types
 from pathlib import Path
 
 PAPER = "rnn gru sstfmr dstfmr crossattn perceiver".split()  # in the paper's order
@@ -8,16 +8,19 @@ ALL = [*PAPER, "mlp", "hypertfmr", "looptfmr"]  # of --model all
 
 
 def available():
-    """The names of all models, those of ALL first. Other files that systems and editors leave here
-    are passed over."""
-    found = sorted(path.stem for folder in __path__ for path in Path(folder).glob("*.py")
-                   if path.stem.isidentifier() and path.is_file()
-                   and b"\nclass Model" in path.read_bytes())
-    return [*ALL, *(name for name in found if name not in ALL)]
+    """Name -> path of all models, those of ALL first. Other files that systems and editors leave
+    here are passed over."""
+    found = {path.stem: path for folder in __path__ for path in sorted(Path(folder).glob("*.py"))
+             if path.stem.isidentifier() and path.is_file()
+             and b"\nclass Model" in path.read_bytes()}
+    return {name: found[name] for name in [*ALL, *found] if name in found}
 
 
-def module_of(name):
-    """The module models/<name>.py, read anew: a notebook trains what stands in the file now."""
-    sys.modules.pop(f"models.{name}", None)
-    importlib.invalidate_caches()  # finds a file that is a moment old
-    return importlib.import_module(f"models.{name}")
+def module_of(name, folder=None):
+    """The module models/<name>.py, or the copy of it in a run's folder. It is read anew each time:
+    a notebook trains what stands in the file now."""
+    path = Path(folder) / f"{name}.py" if folder else available()[name]
+    module = sys.modules[f"models.{name}"] = types.ModuleType(f"models.{name}")
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    return module

@@ -19,7 +19,9 @@ demos use batches of 64. Not known: how many trials. A reviewer of the paper spe
 million, a follow-up asks for 7,000 to 28,000.
 
 Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads; 3) no
-relative positions, which the release also offers. embed=onehot learns a vector for each value.
+relative positions, which the release also offers; 4) the GRU reads a stimulus token as the same
+three numbers as the RNN, in the release as 37 features. embed=onehot learns a vector for each
+value; rnn and gru do without it.
 """
 from functools import partial
 from typing import Literal

@@ -16,7 +16,9 @@ Differs from the paper: 1) two heads, width 128; 2) learned stimulus positions, 
 positions with wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty
 cells have no position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries
 with 0.09 of it, embeddings with 1; 7) a token per selector; 8) the cross-attention is a whole
-block, with an MLP and two norms of its own.
+block, with an MLP and two norms of its own; 9) the MLP before the readout has three Linears, and no
+LayerNorm behind it; 10) no dropout (the release has 0.1). The release has two classes of this kind.
+This one is arranged like that in which the instruction's EOS alone asks, once (see authors.py).
 """
 import math
 from typing import Literal
@@ -148,6 +150,8 @@ class Model(nn.Module):
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
                                  nn.GELU(), nn.Linear(2 * dim, dim))
+        self.looks = {"encode_instruction.blocks": (READ[read], "question"),  # for eval.py
+                      "look": (READ[read], "grid")}
         self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

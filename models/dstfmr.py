@@ -4,9 +4,11 @@
       |       |               |         |
     [ Encoder ]             [  Encoder  ]      each stream reads itself alone
               |                         |
+       [ Linear, GELU ]          [ Linear, GELU ]
+              |                         |
               '--------->(+)<-----------'      they meet as two vectors: the stimulus's vector
                           |                    does not know the question
-                     [ LN, MLP ]
+                    [ LN, MLP, LN ]
                           |
                        readout -> 138 logits
 
@@ -16,7 +18,8 @@ on in place of the instruction's EOS, our change.
 Differs from the paper: 1) four heads, width 128; 2) learned stimulus positions, instruction
 positions with wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty
 cells have no position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries
-with 0.09 of it, embeddings with 1; 7) a token per selector.
+with 0.09 of it, embeddings with 1; 7) a token per selector; 8) no dropout (the release has 0.1);
+9) GELU, not ReLU, and none behind the last Linear of the MLP.
 """
 import math
 from typing import Literal
@@ -143,15 +146,21 @@ class Model(nn.Module):
         self.encode_instruction = Encoder(dim, layers, heads, READ[read])
         self.stimulus = Stimulus(dim)
         self.encode_stimulus = Encoder(dim, layers, heads, READ["eos"])
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.after_instruction = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
+        self.after_stimulus = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
                                  nn.GELU(), nn.Linear(2 * dim, dim))
+        self.looks = {"encode_instruction.blocks": (READ[read], "question"),  # for eval.py
+                      "encode_stimulus.blocks": (READ["eos"], "grid")}
         self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         x = self.encode_instruction(*self.instruction(instruction))  # (B, 1, C)
         y = self.encode_stimulus(*self.stimulus(stimulus))  # (B, 1, C)
-        return self.mlp(self.norm(x + y))[:, 0]
+        x = self.after_instruction(x) + self.after_stimulus(y)
+        return self.norm2(self.mlp(self.norm1(x)))[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)
         return self.readout(self.features(instruction, stimulus))

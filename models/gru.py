@@ -1,17 +1,16 @@
 """GRU: reads the instruction token by token, and the whole stimulus beside each (section 3.1).
 
-    stimulus (100 cells)  .---------.---------.-- ... --.
+    stimulus (100 cells)  .---------.-- ... --.---------.
                           |         |         |         |
-    instruction tokens    1         2         3         T    the streams meet in every step
+    instruction tokens    1         2         T        EOS   the streams meet in every step
                           |         |         |         |
-                    0 -> gates --> gates --> gates ... gates -> LayerNorm -> readout -> 138 logits
+                    0 -> gates --> gates .. gates --> gates -> LayerNorm -> readout -> 138 logits
 
 Every place of the grid has weights of its own, so what is learned about one cell says nothing about
-the others. At depth 1 the recurrent weights only meet the state 0 and are not trained: the model is
-an MLP with one gated hidden layer.
+the others.
 
 Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller;
-2) the input has no bias: its rows hold it; 3) there is no EOS.
+2) the input has no bias: its rows hold it.
 """
 import torch
 from torch import nn
@@ -47,6 +46,7 @@ class Model(nn.Module):
         sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
         self.instruction = Rows(sizes + sizes[1:], 3 * dim)
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), 3 * dim)
+        self.eos = nn.Parameter(0.01 * torch.randn(3 * dim))
         self.recurrent = nn.Linear(dim, 3 * dim)
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         for module in (self.recurrent, self.readout):
@@ -63,7 +63,9 @@ class Model(nn.Module):
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         # W [token, stimulus] = U token + V stimulus, and V stimulus is the same in every step
         stimulus = self.stimulus(stimulus.flatten(1))[:, None]  # (B, 1, 3 C)
-        inputs = self.instruction(instruction) + stimulus  # (B, T, 3 C)
+        tokens = self.instruction(instruction)  # (B, T, 3 C)
+        tokens = torch.cat([tokens, self.eos.expand(len(tokens), 1, -1)], 1)
+        inputs = tokens + stimulus  # (B, T + 1, 3 C)
         state = inputs.new_zeros(len(inputs), self.recurrent.in_features)
         for x in inputs.unbind(1):
             state = self.step(x, state)

@@ -160,6 +160,7 @@ class Model(nn.Module):
         self.look, self.value = Hypernetwork(code, dim, heads), nn.Linear(dim, dim)
         self.think, self.conclude = Hypernetwork(code, dim, dim), Hypernetwork(code, dim, dim)
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.looks = {"encode_instruction.blocks": (0, "question"), "code": (0, "")}  # for eval.py
         self.apply(init)
         for layer in (self.think, self.conclude):
             nn.init.normal_(layer.weights.bias)  # the base, which all instructions share

@@ -12,7 +12,7 @@ Networks (arXiv 1511.02799) and Tree-LSTMs (1503.00075). The leaves have answere
 the operators above them after two, and by default further loops do not change these answers.
 Universal Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits,
 embedded. Only the root's has a loss. No block changes an object, so an MLP of its own, `bind`,
-joins its letter and its color: in a mere sum, a red b and a green a look much like a red a, and the
+joins its shape and its color: in a mere sum, a red b and a green a look much like a red a, and the
 many objects of deep trees add up to what is not there. Differs from the paper: all of it is new.
 Arguments:
 
@@ -20,7 +20,6 @@ Arguments:
     view=all      all operators see everything; learned scores tell what is their own
     carry=answer  a loop begins again with the question: only answers go on
     carry=state   a loop goes on with the vectors of the loop before, and with answers
-    carry=recall  the same, with the question added to these vectors
 """
 import math
 from typing import Literal
@@ -122,7 +121,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 
 class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, view: Literal["own", "all"] = "own",
-                 carry: Literal["answer", "state", "recall"] = "answer"):
+                 carry: Literal["answer", "state"] = "answer"):
         super().__init__()
         self.questions, self.stimulus = Questions(dim), Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
@@ -132,6 +131,7 @@ class Model(nn.Module):
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.carry = carry
+        self.looks = {"blocks": (0, "operators answers grid")}  # for eval.py
         self.register_buffer("relations", relations(31), persistent=False)  # depth 9 has 31
         if view == "all":  # a score per head: of tokens, of answers, by whose they are
             self.scores = nn.Parameter(torch.zeros(2, heads, 5))
@@ -160,8 +160,6 @@ class Model(nn.Module):
         for loop in range(len(widths)):
             if loop == 0 or self.carry == "answer":
                 x = questions
-            elif self.carry == "recall":  # Bansal et al. 2022, arXiv 2202.05826
-                x = x + questions
             for block in self.blocks:
                 x = block(x, torch.cat([x, known, objects], 1), bias)  # (B, 2 O, C)
             features = self.norm(x[:, :O])  # (B, O, C)

@@ -20,8 +20,10 @@ alone.
 Differs from the paper: 1) width 128; 2) learned stimulus positions, instruction positions with
 wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no
 position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it,
-embeddings with 1; 7) a token per selector; 8) the latents are learned: in the reference they are
-zeros, and all ten stay the same.
+embeddings with 1; 7) a token per selector; 8) the latents are learned: in the release they are
+zeros, and all ten stay the same; 9) all four are whole blocks: in the release, where latents ask
+each other, no MLP follows, and all the latents' steps share a norm; 10) the MLP before the readout
+has three Linears, not one; 11) no dropout (the release has 0.1).
 """
 import math
 from typing import Literal
@@ -152,6 +154,8 @@ class Model(nn.Module):
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
                                  nn.GELU(), nn.Linear(2 * dim, dim))
+        self.looks = {"ask_instruction": (0, "question"), "ask_each_other": (0, "latents"),
+                      "ask_stimulus": (0, "grid")}  # for eval.py
         self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

@@ -12,7 +12,9 @@ Differs from the paper: 1) four heads, width 128 (the paper varies the layers; -
 smallest); 2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64
 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no position; 5) keys have no
 bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 7) a
-token per selector.
+token per selector; 8) no dropout (the release has 0.1); 9) positions are added once, in the release
+before every block, and there those of the stimulus go on counting where the instruction's end;
+10) the release has one more MLP behind the last block.
 """
 import math
 from typing import Literal
@@ -125,6 +127,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.read = READ[read]
+        self.looks = {"blocks": (self.read, "question grid")}  # for eval.py
         self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

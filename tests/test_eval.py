@@ -1,7 +1,8 @@
 """Baselines, kinds of trials, attention and hidden states by hand. Then the command line."""
-import contextlib
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from models import module_of
 from test_oracle import GRID3, TREE3, grid
 from test_train import SSTFMR, TESTS, change, refusal, run
 from test_train import finished, trained
+
+
+RELEASE = Subset(shortcuts=True)
 
 
 def test_baselines_by_hand():
@@ -34,12 +38,27 @@ def test_baselines_by_hand():
             ("ProductOdd", [(1, 1)], data.FALSE, 1 / 2, 1),  # none, a quarter of all
             ("SumEven", [(1, 1), (2, 3)], data.TRUE, 1 / 2, 0)):  # two of six pairs
         node = data.Solved(operator, selectors, [], answer)
-        found = [no_binding(node, stimulus, shortcuts) for shortcuts in (False, True)]
+        found = [no_binding(node, stimulus, train) for train in (Subset(), RELEASE)]
         assert found == pytest.approx([ours, release])
     two = grid({(0, 0): (1, 1), (0, 1): (2, 3)})[0]  # half of these cells, and half of all
-    assert no_binding(data.Solved("SumEven", [(1, 1)], [], data.TRUE), two, True) == 1 / 2
+    assert no_binding(data.Solved("SumEven", [(1, 1)], [], data.TRUE), two, RELEASE) == 1 / 2
     leaves = [7, 7], [7, 9], [1, 7, 7, 1], [7, 1, 1, 1]
     assert [evaluation.vote(answers, 7) for answers in leaves] == [1, 1 / 2, 1 / 2, 0]
+
+
+def test_no_binding_keeps_objects_that_training_pairs_with_the_operator():
+    """Of a red a at (0, 0), a blue b at (0, 1), a green c at (0, 2) and a red d at (0, 4)."""
+    stimulus = grid({(0, 0): (1, 1), (0, 1): (2, 3), (0, 2): (3, 2), (0, 4): (4, 1)})[0]
+    train = Subset((Pool(("GetShape", "SumEven", "SumOdd", "Exist"), colors=(0,)),
+                    Pool(("GetColor",), shapes=(0, 1)), Pool(("GetLocation",), colors=(7,))))
+    for operator, selectors, answer, share in (
+            ("GetShape", [(0, 1)], FIRST_SHAPE, 1 / 2), ("GetShape", [(0, 2)], FIRST_SHAPE + 2, 0),
+            ("GetColor", [(2, 0)], FIRST_COLOR + 2, 1 / 2),
+            ("SumEven", [(1, 1)], data.TRUE, 1), ("SumOdd", [(4, 1)], data.FALSE, 1),
+            ("Exist", [(1, 1)], data.TRUE, 1), ("Exist", [(1, 2)], data.FALSE, 1),
+            ("GetLocation", [(1, 1)], data.FIRST_CELL, 1 / 4)):  # none is known: any may be asked
+        node = data.Solved(operator, selectors, [], answer)
+        assert no_binding(node, stimulus, train) == pytest.approx(share)
 
 
 def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
@@ -48,7 +67,7 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
     answer = torch.tensor([data.TRUE, FIRST_COLOR + 5, FIRST_COLOR + 5])
     made = data.Trials(torch.tensor([TREE3] * 3), torch.cat([grid(GRID3), odd, odd]), answer)
     monkeypatch.setattr(data, "trials", lambda *_: made)
-    _, kinds, baselines = evaluation.test_set.__wrapped__("productive", "depth3", 3)
+    _, kinds, baselines = evaluation.test_set("productive", "depth3", 3)
     assert kinds == {"GetColor": [1, 2], "ProductEven, two objects": [0], "if SumOdd": [0, 1, 2]}
     assert baselines == pytest.approx({"chance": (1 / 2 + 2 / 10) / 3, "condition-blind": 1 / 2,
                                 "no binding": (1 / 2 + 2 / 5) / 3})
@@ -80,12 +99,12 @@ TRIAL3 = torch.tensor(TREE3), grid(GRID3)[0]
 def test_keys_by_hand():
     first, second = ["SumOdd red a", "IfElse", "GetColor b", "ProductEven blue c"], [
         "SumOdd", "IfElse", "GetColor", "ProductEven pink d"]
-    question, objects = evaluation.keys_of(module_of("sstfmr").Model(), *TRIAL3)
-    assert question == first + second + ["EOS of the question"]
-    assert objects == [*sorted(GRID3), "empty cells", "EOS of the grid"]
+    keys = evaluation.keys_of(*TRIAL3)
+    assert keys["question"] == first + second + ["EOS of the question"]
+    assert keys["grid"] == [*sorted(GRID3), "empty cells", "EOS of the grid"]
     del first[1], second[1]
-    question, _ = evaluation.keys_of(module_of("looptfmr").Model(), *TRIAL3)
-    assert question == first + second + [f"answer to {token}" for token in first]
+    assert keys["operators"] == first + second
+    assert keys["answers"] == [f"answer to {token}" for token in first]
 
 
 @pytest.mark.parametrize("name", ["sstfmr", "looptfmr"])
@@ -93,7 +112,8 @@ def test_keys_are_the_tokens_that_a_model_reads(name):
     """If the color of an object changes in question or grid, the token of its key alone does."""
     model, read = module_of(name).Model(), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[1][0]))
-    keys = sum(evaluation.keys_of(model, *TRIAL3), [])
+    _, kinds = model.looks["blocks"]
+    keys = sum((evaluation.keys_of(*TRIAL3)[kind] for kind in kinds.split()), [])
     model.features(*(part[None] for part in TRIAL3))
     before = read[0]
     for part, place, key in ((0, (0, 0, 2), "SumOdd red a"), (0, (0, 3, 4), "ProductEven pink d"),
@@ -146,9 +166,10 @@ def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
 @pytest.mark.parametrize("name", ["looptfmr", "sstfmr"])
 def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    monkeypatch.setattr(evaluation, "drawing", lambda *_: contextlib.nullcontext(figure))
+    monkeypatch.setattr(evaluation, "empty_figure", lambda *_: figure)
+    monkeypatch.chdir(tmp_path)
     folder, = run(tmp_path, "--split", "productive", "--model", name)
-    evaluation.main([str(folder), *"--attention x --subset depth5 --trial 1".split()])
+    evaluation.main([str(folder), *"--attention x.png --subset depth5 --trial 1".split()])
     instruction, stimulus, answer = (part[1] for part in data.trials("productive", "depth5", 2))
     found, said = attention_of(load(folder)[0], instruction, stimulus)
     for axis, (_, look) in zip(figure.axes, found, strict=True):
@@ -189,7 +210,7 @@ def test_decoding_of_known_states():
 
 
 @pytest.mark.parametrize("name, changes, places", [
-    ("sstfmr", {"layers": 2}, 2), ("crossattn", {}, 2), ("dstfmr", {}, 1), ("perceiver", {}, 4),
+    ("sstfmr", {"layers": 2}, 2), ("crossattn", {}, 2), ("dstfmr", {}, 2), ("perceiver", {}, 4),
     ("hypertfmr", {}, 2), ("looptfmr", {"layers": 2}, 4), ("gru", {}, 0)])
 def test_states_are_those_of_the_token_that_answers(name, changes, places):
     """... each trial has its own. A norm of the last ones gives the features of two models."""
@@ -229,7 +250,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
 def fake(folder, accuracy, **changes):
     """A finished run in <out>/<split>/<model>/<settings>/seed<k>, without weights."""
     split, model, settings, seed = folder.parts[-4:]
-    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:])}
+    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:]), "lr": 1}
     tests = evaluation.tests_of(split)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({
@@ -251,9 +272,9 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
     first, second, summary = rows("a")
-    assert [*first] == ["chance", "rnn, 2 seeds", "rnn, other lr", "sstfmr", "rnn (dim7)",
+    assert [*first] == ["chance", "rnn, 2 seeds", "rnn, seed 2, other lr", "sstfmr", "rnn (dim7)",
                         "looptfmr", "authors", "mine"]
-    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn, other lr"] == "90.0"
+    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn, seed 2, other lr"] == "90.0"
     assert [*second] == ["chance", "rnn", "sstfmr", "rnn (dim7)", "looptfmr", "authors", "mine"]
     assert [name for name, cell in summary.items() if cell] == [*second]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
@@ -268,6 +289,7 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
         "--why": "\n| hidden states, ", "--plot a.png": "Drawn: a.png",
+        "--curves a.png": "Drawn: a.png",
         "--attention a.png --subset ood --trial 2": "Drawn: a.png"}
 
 
@@ -287,9 +309,10 @@ def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flag
 
 def test_the_plot_shows_the_table(finished, monkeypatch):
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    monkeypatch.setattr(evaluation, "drawing", lambda *_: contextlib.nullcontext(figure))
+    monkeypatch.setattr(evaluation, "empty_figure", lambda *_: figure)
     run(finished.parents[3], "--seed", "1")
-    evaluation.main([str(finished.parents[3]), "--plot", "x"])
+    monkeypatch.chdir(finished)
+    evaluation.main([str(finished.parents[3]), "--plot", "x.png"])
     bars, lines = figure.axes
     seeds = [read(path)["accuracy"] for path in finished.parent.rglob("result.json")]
     means = {test: 50 * sum(seed[test] for seed in seeds) for test in TESTS}
@@ -325,18 +348,110 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "are gone"),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
-     "does not fit today's models/sstfmr"),
+     "does not fit today's data.py"),
+    ("result.json", lambda text: b"", "", "result.json is damaged: remove it, and the same"),
+    ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
     ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
     ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],
-    ids=["split", "dim", "no weights", "no states"])
+    ids=["split", "dim", "empty", "cut", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:
         assert " (dim16-" in output(capsys, finished).out  # the table does without
+    if "gone" not in says:
         assert says in refusal(capsys, evaluation, finished, *flags.split())[0]
     else:
         out, err = output(capsys, finished, trained)
         assert " (dim16-" in out and err.startswith("not shown: ") and says in err
+
+
+def test_learned_seeds_are_counted_where_not_all_have():
+    assert [evaluation.percent(values, learned=True) for values in (
+        [0.95, 0.949], [0.95, 0.96], [0.5, 0.6], [0.96], [])] == [
+        "95.0±0.1 (1/2)", "95.5±0.7", "55.0±7.1", "96.0", ""]
+    assert evaluation.percent([0.95, 0.949]) == "95.0±0.1"
+
+
+def test_outs_have_as_much_of_their_paths_as_it_takes(tmp_path, capsys):
+    for out in "alice/runs", "bob/runs":
+        fake(tmp_path / out / "distractor/rnn/default/seed0", 0.5)
+    names = "alice/runs: rnn", "bob/runs: rnn"
+    table = output(capsys, tmp_path / "alice/runs", tmp_path / "bob").out
+    assert all(f"| {name} " in table for name in names)
+    fake(tmp_path / "alice/distractor/rnn/default/seed0", 0.5)  # one --out in another
+    table = output(capsys, tmp_path / "alice").out
+    assert "| alice: rnn " in table and "| alice/runs: rnn " in table
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows lets few make links")
+def test_runs_behind_links_are_seen_once(tmp_path, capsys):
+    fake(tmp_path / "disk/distractor/rnn/default/seed0", 0.5)
+    fake(tmp_path / "runs/distractor/gru/default/seed0", 0.5)
+    (tmp_path / "runs/productive").symlink_to(tmp_path / "disk")
+    (tmp_path / "runs/again").symlink_to(tmp_path / "disk")
+    table = output(capsys, tmp_path / "runs").out
+    assert table.count(": rnn ") == table.count(": gru ") == 1 and "seeds" not in table
+
+
+def test_a_finished_run_is_read_by_its_own_code(finished, student, capsys):
+    """An edit of the model's file, here to ReLU, changes nothing that a run shows, of states, too.
+    In the run's copy of the file it does."""
+    result = (finished / "result.json").read_bytes()
+
+    def shown():
+        change(finished / "result.json", lambda _: result)  # states are measured anew
+        logits = evaluation.predict(load(finished)[0], data.trials("systematic1", "iid", 9))
+        return logits.tolist(), output(capsys, finished, "--show", "3", "--why").out
+
+    before = shown()
+    student("sstfmr", SSTFMR.replace("GELU", "ReLU"))
+    assert "ReLU" in Path(module_of("sstfmr").__file__).read_text() and shown() == before
+    change(finished / "sstfmr.py", lambda text: text.replace(b"GELU", b"ReLU"))
+    assert shown()[0] != before[0]
+
+
+def test_runs_without_weights_name_recorded_ones_that_have_some(finished, capsys):
+    change(finished / "checkpoint.pt", None)
+    line, = refusal(capsys, evaluation, finished, "--show", "1")
+    assert os.path.join("productive", "looptfmr", "default", "seed0") in line
+
+
+def test_logits_that_are_not_finite_are_no_answers():
+    def model(instruction, stimulus):
+        logits = torch.zeros(len(instruction), data.CLASSES)
+        return logits / (instruction.shape[1] < 22)  # not at depth 7
+    with pytest.raises(data.UsageError, match="on depth7 of productive, logits .* not finite"):
+        score(model, "productive", 20, "cpu")
+
+
+def test_a_test_set_is_drawn_anew_by_edited_code(monkeypatch):
+    """... as in a notebook that has reloaded data.py."""
+    first = evaluation.test_set("distractor", "iid", 20)[0]
+    assert evaluation.test_set("distractor", "iid", 20)[0] is first
+    draw = data.trials
+    monkeypatch.setattr(data, "trials", lambda *of: draw(*of, seed=7))
+    assert not evaluation.test_set("distractor", "iid", 20)[0].answer.equal(first.answer)
+
+
+def test_curves_are_those_of_the_logs(finished, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(evaluation, "empty_figure", lambda *_: figure)
+    run(finished.parents[3], "--seed", "1")
+    run(finished.parents[3], "--split", "productive", "--model", "looptfmr")
+    monkeypatch.chdir(finished)
+    evaluation.main([str(finished.parents[3]), "--curves", "x.png"])
+    left, right = figure.axes
+    assert (left.get_title(), right.get_title()) == ("systematic1: iid", "productive: depth3")
+    *baselines, first, second = sorted(left.lines, key=lambda line: len(line.get_xdata()))
+    for line, seed in (first, 0), (second, 1):
+        log = read(finished.parent / f"seed{seed}" / "result.json")["log"]
+        assert list(line.get_xdata()) == [row["step"] for row in log] == [3, 6]
+        assert list(line.get_ydata()) == [100 * row["iid"] for row in log]
+        assert line.get_marker() == f"${seed}$" and line.get_color() == first.get_color()
+    chance = read(finished / "result.json")["baselines"]["iid"]["chance"]
+    assert 100 * chance in [line.get_ydata()[0] for line in baselines]
+    colors = {line.get_color() for axis in figure.axes for line in axis.lines}
+    assert len(colors) == 3  # two models, and the baselines
 
 
 def test_loading_gives_the_model_after_training_and_before(trained):

@@ -31,7 +31,7 @@ OWN = r"\bex\d|mine|rows|lstm"  # a command of runs that need an edit or a train
 (ROW_EVEN, ROWS), = (block.splitlines() for _, block in BLOCKS if block.startswith('"RowEven"'))
 TEMPLATE, = (block for _, block in BLOCKS if "class Model(" in block)
 SMALLER = "--steps 1 --batch-size 8 --test-trials 10 --device cpu --seed 0".split()
-MATPLOTLIB, DRAWS = importlib.util.find_spec("matplotlib"), "--attention|--plot"
+MATPLOTLIB, DRAWS = importlib.util.find_spec("matplotlib"), "--attention|--plot|--curves"
 
 
 def commands(text):
@@ -171,9 +171,9 @@ def test_rungs_have_the_numbers_of_their_runs():
         config, = configurations(flags)
         folder = ROOT / "models/recorded/productive" / config["model"] / config["settings"]
         found = [evaluation.read(path)["accuracy"] for path in folder.rglob("result.json")]
-        expected = [evaluation.percent(accuracy[f"depth{depth}"] for accuracy in found)
+        expected = [evaluation.percent([accuracy[f"depth{depth}"] for accuracy in found])
                     for depth in (1, 3, 5, 7, 9)]
-        learned = sum(accuracy["depth3"] >= 0.95 for accuracy in found)
+        learned = sum(accuracy["depth3"] >= evaluation.LEARNED for accuracy in found)
         assert cells.split("|") == [f"{learned} of {len(found)}", *expected], flags
 
 
@@ -187,7 +187,7 @@ def test_recorded_runs_begin_as_today():
         config = result["config"] | {"device": "cpu"}
         model, optimizers = train.build(config)
         batches = data.Batches(*map(config.get, ("split", "batch_size", "seed", "train_size")))
-        total = sum(train.learn(model, optimizers, batches[step], train.rate(
+        total = sum(train.learn(model, optimizers, batches[step], train.rate_at(
             step, config["steps"], config["schedule"]), "cpu") for step in range(10))
         expected = torch.tensor([result["log"][0]["loss"], result["log"][0]["train"]])
         # on another CPU, rounding may turn an answer or two

@@ -112,6 +112,14 @@ class Model:
          "width": 4})
 
 
+@pytest.mark.parametrize("name", ["steps", "seed", "lr", "device", "test_trials", "help"])
+def test_an_argument_of_a_model_has_no_name_of_a_flag(student, capsys, name):
+    student("mine", f"\nclass Model:\n    def __init__(self, {name}=1): pass")
+    line, = refusal(capsys, train, "--model", "mine")
+    assert line == (f"train.py: error: mine: Model cannot have an argument {name}: train.py has a "
+                    "flag of this name")
+
+
 @pytest.mark.parametrize("default", ["", "=None", "=(32, 32)", "=int"])
 def test_a_flag_needs_a_default_that_it_can_carry(student, capsys, default):
     student("mine", f"\nclass Model:\n    def __init__(self, sizes{default}): pass")
@@ -121,13 +129,14 @@ def test_a_flag_needs_a_default_that_it_can_carry(student, capsys, default):
 
 def test_models_are_found_and_a_file_is_read_anew(student):
     """... as in a notebook that has run an older version of it."""
-    before = models.available()
+    before = [*models.available()]
     for name, text in ("._mine", SSTFMR), ("a-b", SSTFMR), ("helper", "x = 1\n"):
         student(name, text)  # what systems and editors leave
-    assert models.available() == before
+    assert [*models.available()] == before
     for width in 7, 11:
         student("mine", f"\nclass Model:\n    width = {width}  # {'-' * width}")
-        assert module_of("mine").Model.width == width and models.available() == [*before, "mine"]
+        assert module_of("mine").Model.width == width
+        assert [*models.available()] == [*before, "mine"]
 
 
 CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read root", "--optimizer adamw", "--lr 0.01",
@@ -179,12 +188,12 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
 
 
 def test_rates_and_optimizers(trained):
-    rates = [train.rate(*of, "cosine") for of in ((0, 4000), (train.WARMUP - 1, 4000), (2000, 4000),
+    rates = [train.rate_at(*of, "cosine") for of in ((0, 4000), (train.WARMUP - 1, 4000), (2000, 4000),
                                                   (0, 1), (1, 4))]
     assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], rel=0.03)
-    assert train.rate(7, 9, "constant") == 1
+    assert train.rate_at(7, 9, "constant") == 1
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], evaluation.load(trained)[0]
-    last = [state["param_groups"][0]["lr"] / train.rate(5, 6, "cosine") for state in states]
+    last = [state["param_groups"][0]["lr"] / train.rate_at(5, 6, "cosine") for state in states]
     assert last == pytest.approx([1e-3, 3e-3])
     names = {parameter: name for name, parameter in model.named_parameters()}
     adamw, muon = train.make_optimizers(model, "muon", 1, "matrices")
@@ -221,11 +230,11 @@ def test_muon_computes_what_that_of_torch_does():
 
 
 def test_orthogonal_is_five_iterations_of_newton_schulz():
-    for shape in (3, 6, 6), (3, 4, 16), (3, 16, 4):
+    for shape in (6, 6), (4, 16), (16, 4):
         x = torch.randn(shape).double()
-        plain = x / x.norm(dim=(1, 2), keepdim=True)
+        plain = x / x.norm()
         for _ in range(5):
-            gram = plain @ plain.mT
+            gram = plain @ plain.T
             plain = 3.4445 * plain - 4.775 * gram @ plain + 2.0315 * gram @ gram @ plain
         torch.testing.assert_close(train.orthogonal(x), plain)
 
@@ -246,6 +255,57 @@ def test_a_model_cannot_spoil_a_test_set(tmp_path, student):
     assert evaluation.test_set("systematic1", "iid", 50)[0].stimulus.any()
 
 
+def test_logits_that_are_not_finite_end_a_run(tmp_path, capsys, student):
+    student("mine", SSTFMR.replace(FORWARD, f"{FORWARD} / (instruction.shape[1] < 22)"))
+    line, = refusal(capsys, train, *TINY, "--model", "mine", "--split", "productive", "--out",
+                    tmp_path)
+    assert line.endswith("seed0: on depth7 of productive, logits of the model are not finite")
+
+
+@pytest.mark.parametrize("line, name", [
+    ("from models.gru import Rows", "models"), ("from .gru import Rows", "models"),
+    ("import torch, models.gru as other", "models"), ("from eval import percent", "eval")])
+def test_a_model_that_needs_another_file_is_refused(tmp_path, capsys, student, line, name):
+    """... since a run would not keep a copy of it. In a package, tests of data.py would, too."""
+    student("mine", SSTFMR.replace("import data\n", f"import data\ntry:\n    {line}\n"
+                                   "except ImportError:\n    pass\n"))
+    said, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
+    assert said.endswith(f"seed0: mine.py imports {name}, of which a run keeps no copy: put the "
+                         "code into one file")
+    train.check_imports(Path("train.py"), train.CODE[Path(train.__file__)])
+    with pytest.raises(data.UsageError, match="data.py imports tests"):
+        train.check_imports(Path("data.py"), b"def f():\n    import tests.bench")
+
+
+def test_a_run_is_saved_every_few_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "SAVE_EVERY", 0)
+    steps, save = [], train.save
+    monkeypatch.setattr(train, "save", lambda *of, **state: (steps.append(state["step"]),
+                                                             save(*of, **state)))
+    run(tmp_path)
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
+    """... also into a file, where Python would wait."""
+    out = open(tmp_path / "out.txt", "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    seen, learn = [], train.learn
+    monkeypatch.setattr(train, "learn", lambda *of: (
+        seen.append((tmp_path / "out.txt").read_text()), learn(*of))[1])
+    run(tmp_path)
+    assert "Runs: 1, on cpu." in seen[0] and "seed0\n" in seen[0]
+
+
+def test_a_log_that_another_program_holds_is_left(finished, monkeypatch):
+    """... as on Windows; the checkpoint is written."""
+    monkeypatch.setattr(train, "write", Mock(side_effect=[DEFAULT, PermissionError],
+                                             wraps=evaluation.write))
+    model, optimizers = train.build(read(finished / "config.json"))
+    train.save(finished, model, optimizers, step=7, rows=[{"step": 7}])
+    assert read(finished / "checkpoint.pt")["step"] == 7
+
+
 def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
     student("mine", SSTFMR.replace(FORWARD, f"{FORWARD} / (1 - self.training)"))
     line, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
@@ -253,12 +313,14 @@ def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
-    errors = data.UsageError("refused"), OSError("No space left on device")
+    """A mistake in a model shows its traceback."""
+    errors = data.UsageError("refused"), OSError("No space left on device"), KeyError("dim")
     monkeypatch.setattr(train, "fit", Mock(wraps=train.fit, side_effect=[*errors, DEFAULT]))
-    lines = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "--out", tmp_path)
-    for seed, (line, error) in enumerate(zip(lines, errors, strict=True)):
-        assert re.search(f": error: .*seed{seed}: {error}$", line)
-    assert len([*tmp_path.rglob("result.json")]) == 1
+    lines = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "3", "--out", tmp_path)
+    for seed, error in enumerate(errors):
+        assert any(re.search(f": error: .*seed{seed}: {error}$", line) for line in lines)
+    assert [line for line in lines if line.startswith("Traceback")] == [lines[2]]
+    assert "KeyError: 'dim'" in lines and len([*tmp_path.rglob("result.json")]) == 1
 
 
 @pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
@@ -277,7 +339,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     run(out, "--seed", "1")
     assert f"| sstfmr ({finished.parent.name}) " in capsys.readouterr().out
     evaluation.main([str(out)])
-    assert f"{finished.parent.name}), other {file} |" in capsys.readouterr().out
+    assert f"{finished.parent.name}), seed 1, other {file} |" in capsys.readouterr().out
     run(out, "--again")
     assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
     run(out, "--again")  # now the code is the same
@@ -285,16 +347,17 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
-def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
-        tmp_path, capsys, monkeypatch, student):
-    """Ctrl-C comes in the middle of step 5, and again in the test at the end."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_and_the_same_command_goes_on_to_the_same_bits(
+        tmp_path, capsys, monkeypatch, student, stop):
+    """Ctrl-C, or what clusters send, comes in the middle of step 5, and in the test at the end."""
     student("mine", DROPOUT)
     whole, = run(tmp_path / "whole", "--model", "mine")
     learn, score, calls = train.learn, train.score, itertools.count(1)
 
     def interrupted(*arguments):
         if next(calls) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), stop)
         return learn(*arguments)
 
     monkeypatch.setattr(train, "learn", interrupted)
@@ -304,7 +367,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
     cut = next(tmp_path.glob("cut/**/seed0"))
     assert torch.load(cut / "checkpoint.pt")["step"] == 5 and not (cut / "result.json").exists()
     with pytest.raises(SystemExit, match="^130$"), monkeypatch.context() as patch:
-        patch.setattr(train, "score", Mock(side_effect=[DEFAULT, KeyboardInterrupt], wraps=score))
+        patch.setattr(train, "score", lambda model, split, n, device: (
+            os.kill(os.getpid(), stop) if n == 50 else score(model, split, n, device)))
+        patch.setattr(train, "LOG_TRIALS", 40)
         train.main(flags)
     assert f"{cut}, from step 5\n" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -314,15 +379,16 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
-def test_ctrl_c_does_not_end_the_processes_that_draw(tmp_path, monkeypatch):
-    """A terminal sends it to them, too. They are started afresh, as on a Mac."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_does_not_end_the_processes_that_draw(tmp_path, monkeypatch, stop):
+    """Terminals and clusters send it to them, too. They are started afresh, as on a Mac."""
     monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context",
                         multiprocessing.get_context("spawn"))
     learn, calls = train.learn, itertools.count(1)
 
     def interrupted(*arguments):
         for process in multiprocessing.active_children() if next(calls) == 3 else ():
-            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, stop)
         return learn(*arguments)
 
     monkeypatch.setattr(train, "learn", interrupted)
