@@ -412,16 +412,16 @@ def draw_curves(rows):
                 handles[row] = axis.axhline(100 * share, color="0.3", linestyle=BASELINES[row],
                                             linewidth=1, zorder=0, label=row)
             continue
-        for i, result in enumerate(results):
+        for result in results:
             log, seed = result["log"], result["config"]["seed"]
             handles[row], = axis.plot(
                 [line["step"] for line in log], [100 * line[near] for line in log], label=row,
-                color=f"C{models.index(row)}", linewidth=1, marker=f"${seed}$", markersize=7,
-                markevery=(i % len(log), len(results)))  # at other steps than those of other seeds
+                color=f"C{models.index(row)}", linewidth=0.8, marker=f"${seed}$", markersize=6,
+                markeredgewidth=0.3)
     panels[splits[0]].set_ylabel("accuracy in %")
     figure.legend(handles=[*handles.values()], loc="outside lower center", ncols=3,
                   fontsize="small", title="a line per run, numbers are seeds",
-                  title_fontsize="small")
+                  title_fontsize="small", markerscale=0)
     return figure
 
 
