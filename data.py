@@ -1,6 +1,7 @@
 """gCOG trials: instruction, stimulus and answer (Ito et al., ICLR 2024, section 2).
 
-A trial asks one question about a grid of colored letters. The question is a tree of operators:
+A trial asks one question about a grid of objects, each of a shape and a color. Shapes are drawn as
+letters. The question is a tree of operators:
 
     instruction (T, 5)                       stimulus (100, 2)           answer
     IfElse                                   . . . . . . . . . .
@@ -28,15 +29,15 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
-SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 letters, as in the release's splits
+SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 shapes of 26, like the authors
+SHAPE_NAMES = "abcdefghijklmnopqrstuvwxyz"
 COLOR_NAMES = "red green blue yellow purple orange white pink cyan brown".split()
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CELLS = [(row, column) for row in range(GRID) for column in range(GRID)]
 PAIRS = [(shape, color) for shape in range(SHAPES) for color in range(COLORS)]
 ANSWERS = ["True", "False", *(f"row {row}, column {column}" for row, column in CELLS),
-           *LETTERS, *COLOR_NAMES]
+           *SHAPE_NAMES, *COLOR_NAMES]
 TRUE, FALSE, FIRST_CELL, CLASSES = 0, 1, 2, len(ANSWERS)
-FIRST_SHAPE, FIRST_COLOR = ANSWERS.index(LETTERS[0]), ANSWERS.index(COLOR_NAMES[0])
+FIRST_SHAPE, FIRST_COLOR = ANSWERS.index(SHAPE_NAMES[0]), ANSWERS.index(COLOR_NAMES[0])
 
 
 class UsageError(ValueError):
@@ -53,7 +54,7 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
     "Exist": Operator("is the {} on the grid?", objects=(1,)),
     "GetLocation": Operator("where is the {}?", objects=(1,)),
     "GetColor": Operator("which color is the {}?", objects=(1,)),
-    "GetShape": Operator("which letter is {}?", objects=(1,)),
+    "GetShape": Operator("which shape is {}?", objects=(1,)),
     "SumEven": Operator("do the row and column of the {} add up to an even number?",
         lambda cells: sum(row + column for row, column in cells) % 2 == 0),
     "SumOdd": Operator("do the row and column of the {} add up to an odd number?",
@@ -390,7 +391,7 @@ def solve(instruction, stimulus):
 # ---- for people ---------------------------------------------------------------------------------
 def describe(solved, i=0):
     """The tree below operator i in English, indented."""
-    objects = " and the ".join(f"{['', *COLOR_NAMES][color]} {['', *LETTERS][shape]}".strip()
+    objects = " and the ".join(f"{['', *COLOR_NAMES][color]} {['', *SHAPE_NAMES][shape]}".strip()
                                for shape, color in solved[i].selectors)
     text = f"{solved[i].operator}: {OPERATORS[solved[i].operator].question.format(objects)}"
     if 2 * i + 1 < len(solved):
@@ -408,7 +409,7 @@ def show(trial):
     for (row, column), (shape, color) in zip(CELLS, stimulus.tolist()):
         if column == 0:
             lines.append(f"{row:<3}")
-        word = f"{LETTERS[shape - 1]}:{COLOR_NAMES[color - 1][:2]}" if shape else " .  "
+        word = f"{SHAPE_NAMES[shape - 1]}:{COLOR_NAMES[color - 1][:2]}" if shape else " .  "
         lines[-1] += f"[{word}]" if (row, column) in asked else f" {word} "
     picture = "\n".join(line.rstrip() for line in lines)
     return f"{describe(solved)}\n\n{picture}\n\nAnswer: {ANSWERS[answer]}"

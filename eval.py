@@ -446,7 +446,7 @@ def watch(model, instruction, stimulus):
 def keys_of(instruction, stimulus):
     """What a model can look at -> its tokens, in the order in which models read them: words, or the
     cells of objects."""
-    names, shapes = ["", *data.OPERATORS], ["", *(f" {shape}" for shape in data.LETTERS)]
+    names, shapes = ["", *data.OPERATORS], ["", *(f" {shape}" for shape in data.SHAPE_NAMES)]
     colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
     tokens = instruction.tolist()
     first = [names[name] + colors[color] + shapes[shape] for name, shape, color, _, _ in tokens]
@@ -510,8 +510,8 @@ def draw_look(axis, stimulus, look):
     axis.set_axis_off()
     for (row, column), (shape, color), share in zip(data.CELLS, stimulus, shares):
         if shape:
-            axis.text(column + 0.5, row + 0.5, data.LETTERS[shape - 1], color=BRIGHT[color - 1],
-                      weight="bold", ha="center", va="center", **edge)
+            axis.text(column + 0.5, row + 0.5, data.SHAPE_NAMES[shape - 1],
+                      color=BRIGHT[color - 1], weight="bold", ha="center", va="center", **edge)
         if share >= 0.005:
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)

@@ -182,9 +182,9 @@ def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
         assert [line[:3] for line in listed] == sorted(
             (word[:3] for word in words), reverse=True)[:len(listed)]
         for (row, column), (shape, _), share in zip(data.CELLS, stimulus.tolist(), shade):
-            letter = (column + 0.5, row + 0.5), data.LETTERS[shape - 1]
+            drawn = (column + 0.5, row + 0.5), data.SHAPE_NAMES[shape - 1]
             percent = (column + 0.97, row + 0.95), f"{100 * share:.0f}"
-            assert (letter in texts) == (shape > 0) and (percent in texts) == (share >= 0.005)
+            assert (drawn in texts) == (shape > 0) and (percent in texts) == (share >= 0.005)
     assert figure.get_suptitle().startswith(
         f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
         f"{data.ANSWERS[answer]}. The model says: {said}.\n")

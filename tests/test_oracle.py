@@ -48,7 +48,7 @@ def grid(objects):
     (TREE3, {**GRID3, (3, 5): (0, 0), (3, 4): (1, 1)}, 133),  # 3 + 4 is odd: left; orange
     (TREE5, GRID5, 135),  # purple f: left; 1 + 1 + 2 + 3 is odd: right; the i is pink
     (TREE5, {**GRID5, (2, 3): (0, 0), (2, 2): (2, 2)}, 90),  # 1 + 1 + 2 + 2 is even: left; cell 88
-    (TREE5, NO_F, 111),  # no purple f: right; 7 * 9 is odd: left; the brown letter is j
+    (TREE5, NO_F, 111),  # no purple f: right; 7 * 9 is odd: left; the brown shape is j
     (TREE5, {**NO_F, (7, 9): (0, 0), (7, 0): (7, 7)}, 0)])  # 7 * 0 is even: right; 6 + 1 is odd
 def test_hand_worked_trials(tokens, objects, answer):
     assert data.solve(torch.tensor([tokens]), grid(objects)).tolist() == [answer]
@@ -63,7 +63,7 @@ def test_a_trial_in_english():
         "    then GetLocation: where is the cyan h?",
         "    else GetColor: which color is the i?",
         "  else if ProductOdd: do the row and column of the white g multiply to an odd number?",
-        "    then GetShape: which letter is brown?",
+        "    then GetShape: which shape is brown?",
         "    else SumOdd: do the row and column of the blue c add up to an odd number?"]
     shown = data.show((torch.tensor(TREE3), grid(GRID3)[0], 0))
     question, picture, answer = shown.split("\n\n")

@@ -36,18 +36,18 @@ def by_chance(right, chance=0.5):
 
 
 def cues(instruction, stimulus, asked):
-    """(n, number of cues): whether all letters and colors occur that are asked for, and how often;
-    the tree's operators; the number of objects, of each letter, of each color, and in each class
+    """(n, number of cues): whether all shapes and colors occur that are asked for, and how often;
+    the tree's operators; the number of objects, of each shape, of each color, and in each class
     of cells (row % 2, column % 2); how many rows and how many objects share a row."""
     def count(feature, classes):
         return torch.zeros(len(there), classes).scatter_add_(1, feature.expand(there.shape), there)
 
     there, cell = (stimulus[:, :, 0] > 0).float(), torch.arange(100)
-    letters, colors = count(stimulus[:, :, 0], 11), count(stimulus[:, :, 1], 11)
-    often = torch.stack([letters.gather(1, asked[:, ::2]), colors.gather(1, asked[:, 1::2])], 2)
+    shapes, colors = count(stimulus[:, :, 0], 11), count(stimulus[:, :, 1], 11)
+    often = torch.stack([shapes.gather(1, asked[:, ::2]), colors.gather(1, asked[:, 1::2])], 2)
     often, rows = often.flatten(1), count(cell // 10, 10)
     return torch.cat([((often > 0) | (asked == 0)).all(1, True), often, there.sum(1, True),
-                      one_hot(instruction[:, :, 0]).flatten(1), letters, colors,
+                      one_hot(instruction[:, :, 0]).flatten(1), shapes, colors,
                       count(cell // 10 % 2 * 2 + cell % 2, 4), (rows > 1).any(1, True),
                       (rows > 1).sum(1, True), (rows * (rows > 1)).sum(1, True)], 1).double()
 
