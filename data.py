@@ -10,8 +10,9 @@ letters. The question is a tree of operators:
      '- else  SumEven(blue c, pink d)        . . d . . . (10 rows)
 
 An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. Tokens come
-level by level: operators from left (True) to right (False), then their IfElses, if another level
-follows. A stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
+level by level: an operator, its IfElse, its two branches, their two IfElses, their four branches,
+and so on. Operators alone count from 0, the root: operator i leads to operator 2 i + 1 if it is
+True, else to 2 i + 2. A stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
 
 Differs from the release: 1) every trial is well posed; 2) companions of Exist and decoys close two
 shortcuts; 3) the held-out pairs of systematic1 are held out; 4) systematic3 also trains single
@@ -68,6 +69,8 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
 GETS = "GetLocation", "GetColor", "GetShape"
 PARITIES = "SumEven", "SumOdd", "ProductEven", "ProductOdd"
 IF_ELSE = list(OPERATORS).index("IfElse") + 1
+OPERATOR_ROWS = [0, 2, 3, *range(6, 10), *range(14, 22), *range(30, 46)]  # others are IfElses
+LONGEST = OPERATOR_ROWS[-1] + 1  # 46 rows, at depth 9
 
 
 # ---- the splits ---------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ def check(subset):
 #
 # A draw that cannot keep them is drawn again.
 class Node(NamedTuple):
-    """Operator i of a tree, which leads to 2 i + 1 if it is True, else to 2 i + 2."""
+    """An operator of a tree."""
     operator: str
     pairs: list  # (shape, color) of its objects, and of an Exist's companion
     truth: bool  # a Get ignores it
@@ -269,15 +272,14 @@ class Trials(NamedTuple):
 
 def encode(tree, path, grid):
     """A drawn trial as instruction (T, 5), stimulus (100, 2) and answer."""
-    instruction, names = [], list(OPERATORS)
-    for i, (operator, pairs, _) in enumerate(tree):
-        if i in (1, 3, 7, 15):  # a level begins, after the IfElses of the level above
-            instruction += [[IF_ELSE, 0, 0, 0, 0]] * ((i + 1) // 2)
+    names, rows = list(OPERATORS), OPERATOR_ROWS[:len(tree)]
+    instruction = [[IF_ELSE, 0, 0, 0, 0]] * (rows[-1] + 1)
+    for row, (operator, pairs, _) in zip(rows, tree):
         token = [names.index(operator) + 1]
         for shape, color in pairs[:1] if operator == "Exist" else pairs:
             token += [0 if operator == "GetShape" else shape + 1,
                       0 if operator == "GetColor" else color + 1]
-        instruction.append(token + [0] * (5 - len(token)))
+        instruction[row] = token + [0] * (5 - len(token))
     stimulus = np.zeros((len(CELLS), 2), np.int64)
     for (row, column), (shape, color) in grid.items():
         stimulus[GRID * row + column] = shape + 1, color + 1
@@ -291,6 +293,12 @@ def encode(tree, path, grid):
     elif operator == "GetShape":
         answer = FIRST_SHAPE + shape
     return instruction, stimulus, answer
+
+
+def operators_of(instruction):
+    """Instructions (..., T, 5) without their IfElses."""
+    rows = [row for row in OPERATOR_ROWS if row < instruction.shape[-2]]
+    return instruction[..., rows, :]
 
 
 def stream(name, subset, depth, numbers):

@@ -38,7 +38,7 @@ def few(sets):
 def sample(split, subset, depth):
     """Trials of a seed that no test set has, and their operators' tokens."""
     made = trials(split, subset, 4_000 if depth < 5 else 1_500, seed=1, depth=depth)
-    return made, made.instruction[:, made.instruction[0, :, 0] != IF_ELSE]
+    return made, data.operators_of(made.instruction)
 
 
 def rows(made):
@@ -55,6 +55,7 @@ def check(subset, depth, n):
         tree, path, grid = data.draw(subset, depth, random.Random(i))
         instruction, stimulus, answer = map(torch.as_tensor, data.encode(tree, path, grid))
         assert "".join("oi"[x == [IF_ELSE, 0, 0, 0, 0]] for x in instruction.tolist()) == layout
+        assert data.operators_of(instruction).equal(instruction[instruction[:, 0] != IF_ELSE])
         read, left = evaluate(instruction, stimulus), Counter(grid.values())
         assert path == descend(read) and read[path[-1]].answer == answer
         shapes, colors = zip(*(pair for node in read for pair in node.selectors))

@@ -58,7 +58,7 @@ def answered(n, split, subset="train", depth=None):
     trees = [*map(evaluate, made.instruction, made.stimulus)]
     paths = [descend(tree)[-1] for tree in trees]
     assert [tree[i].answer for tree, i in zip(trees, paths)] == made.answer.tolist()
-    tokens = made.instruction[:, made.instruction[0, :, 0] != data.IF_ELSE][range(n), paths]
+    tokens = data.operators_of(made.instruction)[range(n), paths]
     x, truth = cues(made.instruction, made.stimulus, tokens[:, 1:]), made.answer == TRUE
     masks = {name: tokens[:, 0] == number for number, name in enumerate(OPERATORS, 1)
              if name == "Exist" or OPERATORS[name].holds}
