@@ -35,7 +35,7 @@ import data
 TRAINING = {"optimizer": "adamw", "lr": 1e-4, "decay": "all", "schedule": "constant"}
 OPERATORS = """Exist GetLocation GetColor GetShape SumEven ProductEven ProductOdd SumOdd
                IfElse""".split()  # in the order of the release's numbers, from 1
-LONGEST = 46 + len(data.CELLS) + 2  # tokens: rule at depth 9, stimulus, EOS of both
+LONGEST = data.LONGEST + len(data.CELLS) + 2  # tokens: rule, stimulus, EOS of both
 
 
 class Numbers(nn.Linear):  # a token is a sum of vectors, each times the number of a feature

@@ -29,7 +29,6 @@ from torch import nn
 
 import data
 
-LONGEST = 46  # instruction tokens at depth 9
 READ = {"eos": -1, "root": 0}  # which token of a stream
 
 
@@ -49,7 +48,7 @@ class Instruction(nn.Module):  # first selectors, second selectors, EOS
         self.color = nn.Embedding(data.COLORS + 1, dim)
         self.second = nn.Parameter(torch.randn(dim))
         self.eos = nn.Parameter(torch.randn(dim))
-        self.register_buffer("place", sinusoids(LONGEST, dim), persistent=False)
+        self.register_buffer("place", sinusoids(data.LONGEST, dim), persistent=False)
 
     def forward(self, instruction):  # (B, T, 5) -> (B, N, C), log of their counts (B, N)
         operator, shape1, color1, shape2, color2 = instruction.unbind(2)  # (B, T) each

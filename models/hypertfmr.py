@@ -28,8 +28,6 @@ from torch.nn import functional as F
 
 import data
 
-LONGEST = 46  # instruction tokens at depth 9
-
 
 def sinusoids(length, dim):  # -> (length, C), of variance 1
     wavelength = 2.5 * (64 / 2.5) ** torch.linspace(0, 1, dim // 2)  # in tokens
@@ -47,7 +45,7 @@ class Instruction(nn.Module):  # first selectors, second selectors, EOS
         self.color = nn.Embedding(data.COLORS + 1, dim)
         self.second = nn.Parameter(torch.randn(dim))
         self.eos = nn.Parameter(torch.randn(dim))
-        self.register_buffer("place", sinusoids(LONGEST, dim), persistent=False)
+        self.register_buffer("place", sinusoids(data.LONGEST, dim), persistent=False)
 
     def forward(self, instruction):  # (B, T, 5) -> (B, N, C), log of their counts (B, N)
         operator, shape1, color1, shape2, color2 = instruction.unbind(2)  # (B, T) each

@@ -132,7 +132,7 @@ class Model(nn.Module):
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.carry = carry
         self.looks = {"blocks": (0, "operators answers grid")}  # for eval.py
-        self.register_buffer("relations", relations(31), persistent=False)  # depth 9 has 31
+        self.register_buffer("relations", relations(len(data.OPERATOR_ROWS)), persistent=False)
         if view == "all":  # a score per head: of tokens, of answers, by whose they are
             self.scores = nn.Parameter(torch.zeros(2, heads, 5))
         else:
@@ -146,9 +146,7 @@ class Model(nn.Module):
         return torch.cat([rows, rows], 1)  # of first and of second tokens; all see the stimulus
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
-        # w operators of a level come after w - 1 operators and w - 1 IfElses
-        widths = [w for w in (1, 2, 4, 8, 16) if 3 * w - 2 <= instruction.shape[1]]
-        operators = torch.cat([instruction[:, 2 * w - 2:3 * w - 2] for w in widths], 1)
+        operators = data.operators_of(instruction)  # (B, O, 5)
         questions, x_log_count = self.questions(operators)  # (B, 2 O, C), (B, 2 O)
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)
@@ -157,7 +155,7 @@ class Model(nn.Module):
         bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None] + self.bias_of(O, S)
         sides = torch.cat([torch.zeros_like(self.sides[:1]), self.sides.repeat(O // 2, 1)])
         known = sides.expand(B, -1, -1)  # no answers yet
-        for loop in range(len(widths)):
+        for loop in range(O.bit_length()):  # levels: 1, 3, 7, 15, 31 operators have 1, 2, 3, 4, 5
             if loop == 0 or self.carry == "answer":
                 x = questions
             for block in self.blocks:

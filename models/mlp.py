@@ -21,7 +21,6 @@ from torch.nn import functional as F
 import data
 
 TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
-LONGEST = 46  # instruction tokens at depth 9
 
 
 class Rows(nn.Module):
@@ -47,7 +46,7 @@ class Model(nn.Module):
     def __init__(self, dim=512, layers=2):
         super().__init__()
         sizes = len(data.OPERATORS) + 1, data.SHAPES + 1, data.COLORS + 1  # + 1: 0 is none
-        self.instruction = Rows((sizes + sizes[1:]) * LONGEST, dim)
+        self.instruction = Rows((sizes + sizes[1:]) * data.LONGEST, dim)
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
         self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1))
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
