@@ -339,8 +339,8 @@ def main(argv=None):
         args, _ = parser.parse_known_args(argv)  # configurations parses the rest
         runs = {args.out.joinpath(c["split"], c["model"], c["settings"], f"seed{c['seed']}"): c
                 for c in configurations(args, argv)}
-        print(f"Runs: {len(runs)}, on {args.device}. After a stop, the same command goes on.",
-              flush=True)
+        print(f"Runs: {len(runs)}, on {args.device}, with a line every {REPORT_EVERY} steps. After "
+              "a stop, the same command goes on.", flush=True)
         at_stop(signal.default_int_handler)
         finished = []
         for folder, config in runs.items():

@@ -171,7 +171,8 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
     before, (out, err) = contents(folder), capsys.readouterr()
     assert f"{folder}\n" in out and f"step 10  trials 80  loss {log[3][2]}  train " in err
-    assert "Runs: 1, on cpu." in out and "systematic1, accuracy in %" in out
+    assert "Runs: 1, on cpu, with a line every 3 steps." in out
+    assert "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     again = capsys.readouterr().out
     assert contents(folder) == before and again == out.replace(f"{folder}\n", f"{folder} is fini"
@@ -188,8 +189,8 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
 
 
 def test_rates_and_optimizers(trained):
-    rates = [train.rate_at(*of, "cosine") for of in ((0, 4000), (train.WARMUP - 1, 4000), (2000, 4000),
-                                                  (0, 1), (1, 4))]
+    rates = [train.rate_at(*of, "cosine") for of in (
+        (0, 4000), (train.WARMUP - 1, 4000), (2000, 4000), (0, 1), (1, 4))]
     assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], rel=0.03)
     assert train.rate_at(7, 9, "constant") == 1
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], evaluation.load(trained)[0]
@@ -294,7 +295,7 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "learn", lambda *of: (
         seen.append((tmp_path / "out.txt").read_text()), learn(*of))[1])
     run(tmp_path)
-    assert "Runs: 1, on cpu." in seen[0] and "seed0\n" in seen[0]
+    assert "Runs: 1, on cpu, with a line every 3 steps." in seen[0] and "seed0\n" in seen[0]
 
 
 def test_a_log_that_another_program_holds_is_left(finished, monkeypatch):
