@@ -14,10 +14,7 @@ level by level: an operator, its IfElse, its two branches, their two IfElses, th
 and so on. Operators alone count from 0, the root: operator i leads to operator 2 i + 1 if it is
 True, else to 2 i + 2. A stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
 
-Differs from the release: 1) every trial is well posed; 2) companions of Exist and decoys close two
-shortcuts; 3) the held-out pairs of systematic1 are held out; 4) systematic3 also trains single
-operators; 5) one depth per batch; 6) tokens are integers. Each split has a twin, such as
-productive_release, that follows the release in 2) and 4).
+What differs from the authors' own trials (github.com/IBM/gcog) is said where it is done.
 """
 import argparse
 import contextlib
@@ -76,14 +73,14 @@ LONGEST = OPERATOR_ROWS[-1] + 1  # 46 rows, at depth 9
 # ---- the splits ---------------------------------------------------------------------------------
 class Pool(NamedTuple):
     """What one kind of trial asks about. Distractors are of all shapes and colors."""
-    leaves: tuple = ("Exist", *GETS, *PARITIES)  # operators
-    conditions: tuple = ("Exist", *PARITIES)  # operators of the inner nodes
+    leaves: tuple = ("Exist", *GETS, *PARITIES)  # operators; at depth 1, the one there is
+    conditions: tuple = ("Exist", *PARITIES)  # operators that lead to others
     shapes: range = range(SHAPES)  # of the objects that selectors name
     colors: range = range(COLORS)
 
 
 class Subset(NamedTuple):
-    """A set of trials. With shortcuts, as in the release, it has no companions and no decoys."""
+    """A set of trials. With shortcuts, like the authors', it has no companions and no decoys."""
     pools: tuple = (Pool(),)
     depths: tuple = (1,)
     distractors: tuple = (1, 5)  # the least and the largest number
@@ -91,18 +88,23 @@ class Subset(NamedTuple):
 
 
 LOW, HIGH = range(SHAPES // 2), range(SHAPES // 2, SHAPES)  # halves of shapes, and of colors
-# systematic1: operators A are trained with LOW colors alone, B with HIGH shapes alone
-IF_A, IF_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
-OPS_A, OPS_B = (*IF_A, "GetShape"), (*IF_B, "GetLocation", "GetColor")
-TRAINED1 = Subset((Pool(OPS_A, colors=LOW), Pool(OPS_B, shapes=HIGH)))
-HELD_OUT1 = Subset((Pool(OPS_A, shapes=HIGH, colors=HIGH), Pool(OPS_B, shapes=LOW, colors=LOW)))
-HELD_OUT6 = Subset((Pool(IF_A, shapes=HIGH, colors=HIGH),  # without GetShape and GetColor
-                    Pool((*IF_B, "GetLocation"), shapes=LOW, colors=LOW)))
-# systematic3: in training, conditions A lead to leaves A and B to B; in the test, A to B and B to A
-THEN_A = "SumEven", "ProductEven", "GetColor", "GetShape"
-THEN_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
-TRAINED3 = Subset((Pool(THEN_A, IF_A), Pool(THEN_B, IF_B)), depths=(3,))
-HELD_OUT3 = Subset((Pool(THEN_B, IF_A), Pool(THEN_A, IF_B)), depths=(3,))
+# systematic1 holds out pairs of operator and object. In training, operators A ask about LOW colors,
+# as in Exist(red a), and B about HIGH shapes, as in SumOdd(pink j). The test swaps them:
+# Exist(pink j), SumOdd(red a). (Half of the pairs in the authors' test are also in their training.)
+OPERATORS_A = "Exist", "SumEven", "ProductEven", "GetShape"
+OPERATORS_B = "SumOdd", "ProductOdd", "GetLocation", "GetColor"
+TRAINED1 = Subset((Pool(OPERATORS_A, colors=LOW), Pool(OPERATORS_B, shapes=HIGH)))
+HELD_OUT1 = Subset((Pool(OPERATORS_A, shapes=HIGH, colors=HIGH),
+                    Pool(OPERATORS_B, shapes=LOW, colors=LOW)))
+HELD_OUT6 = Subset((Pool(OPERATORS_A[:3], shapes=HIGH, colors=HIGH),  # six operators: no GetShape,
+                    Pool(OPERATORS_B[:3], shapes=LOW, colors=LOW)))  # no GetColor
+# systematic3 holds out pairs of condition and leaf. In training, conditions A lead to leaves A, as in
+# "if Exist then GetColor", and B to B. In the test A lead to B, "if Exist then SumOdd", and B to A.
+CONDITIONS_A, CONDITIONS_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
+LEAVES_A = "SumEven", "ProductEven", "GetColor", "GetShape"
+LEAVES_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
+TRAINED3 = Subset((Pool(LEAVES_A, CONDITIONS_A), Pool(LEAVES_B, CONDITIONS_B)), depths=(3,))
+HELD_OUT3 = Subset((Pool(LEAVES_B, CONDITIONS_A), Pool(LEAVES_A, CONDITIONS_B)), depths=(3,))
 SPLITS = {  # split -> {"train": its training trials, then test sets, in distribution first}
     "distractor": {"train": Subset(), "iid": Subset(),
                    **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
@@ -111,7 +113,7 @@ SPLITS = {  # split -> {"train": its training trials, then test sets, in distrib
     "productive": {"train": Subset(depths=(1, 3)),
                    **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
 }
-for split in list(SPLITS):
+for split in list(SPLITS):  # each has a twin like the authors', such as distractor_release
     SPLITS[f"{split}_release"] = {name: subset._replace(shortcuts=True)
                                   for name, subset in SPLITS[split].items()}
 SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  # depth 3 alone
@@ -129,7 +131,8 @@ def check(subset):
 
 
 # ---- drawing a trial ----------------------------------------------------------------------------
-# Every trial keeps five rules. Rules 3 and 5 are ours; trials with shortcuts do without them.
+# Every trial keeps five rules. Rules 3 and 5 are ours; trials with shortcuts do without them. The
+# authors' trials may break 1 or 2: from 5 % of them at depth 3 to 24 % at depth 9 are ambiguous.
 #
 # 1. All selectors of a tree differ. The shape that a GetColor names and the color that a GetShape
 #    names are nobody else's: no other selector's, no distractor's.
@@ -325,7 +328,8 @@ def trials(split, subset, n, *, seed=0, depth=None):
 
 
 class Batches(torch.utils.data.Dataset):
-    """A seed's training batches. Item i is batch i: Trials of one depth, the depths in turn."""
+    """A seed's training batches. Item i is batch i: Trials of one depth, unlike the authors', and
+    the depths in turn."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
