@@ -184,48 +184,46 @@ def draw(subset, depth, rng):
 
 
 def draw_pairs(names, counts, pool, shortcuts, rng):
-    """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors.
-    No operator may match what another one places. For example, GetColor(b) matches every b, and
-    places a red b. Exist(blue c) matches the blue c alone. With a pink d as its companion, it may
-    place these two, or a pink c and a blue d. If one of them were a b, it is drawn again."""
-    matched, placed, pairs = set(), set(), {}
+    """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
+    asked, shown, pairs = set(), set(), {}  # asked for, may be on the grid, of all operators so far
     gets = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     exists = [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
     for i in gets + exists:  # first, since they need more pairs than they ask about
-        pairs[i] = draw_apart(names[i], pool, matched, placed, rng)
+        pairs[i] = draw_apart(names[i], pool, asked, shown, rng)
     others = [i for i in range(len(names)) if i not in pairs]
     free = [(shape, color) for shape in pool.shapes for color in pool.colors]
-    free = [pair for pair in free if pair not in matched and pair not in placed]
+    free = [pair for pair in free if pair not in asked and pair not in shown]
     if len(free) < sum(counts[i] for i in others):
         raise RunOut
     rng.shuffle(free)
     for i in others:
         pairs[i] = [free.pop() for _ in range(counts[i])]
-        matched.update(pairs[i])
-    spare = [pair for pair in PAIRS if pair not in matched]
+        asked.update(pairs[i])
+    spare = [pair for pair in PAIRS if pair not in asked]
     if not spare:
         raise RunOut
     return pairs, spare
 
 
-def draw_apart(operator, pool, matched, placed, rng):
-    """The pairs of a GetColor, a GetShape or an Exist. Extends `matched` and `placed`."""
+def draw_apart(operator, pool, asked, shown, rng):
+    """The pairs of a GetColor, a GetShape or an Exist, which no other operator's may meet: what one
+    asks for, another must not show. Adds them to `asked` and `shown`."""
     for _ in range(100):
         shape, color = rng.choice(pool.shapes), rng.choice(pool.colors)
         pairs = [(shape, color)]
-        match, place = set(pairs), set(pairs)
-        if operator == "GetColor":
-            match = {(shape, any_color) for any_color in range(COLORS)}
-        elif operator == "GetShape":
-            match = {(any_shape, color) for any_shape in range(SHAPES)}
-        else:
+        asks, shows = {(shape, color)}, {(shape, color)}
+        if operator == "GetColor":  # of b: asks for every b, and shows a red b
+            asks = {(shape, any_color) for any_color in range(COLORS)}
+        elif operator == "GetShape":  # of red: asks for all that is red, and shows a red b
+            asks = {(any_shape, color) for any_shape in range(SHAPES)}
+        else:  # Exist(blue c): if False, it shows another color of c and another blue shape
             shape2 = (shape + rng.randrange(1, SHAPES)) % SHAPES  # another shape
             color2 = (color + rng.randrange(1, COLORS)) % COLORS  # another color
-            pairs.append((shape2, color2))
-            place = {(shape, color), (shape2, color2), (shape, color2), (shape2, color)}
-        if match.isdisjoint(placed) and place.isdisjoint(matched):
-            matched |= match
-            placed |= place
+            pairs.append((shape2, color2))  # the companion
+            shows = {(shape, color), (shape2, color2), (shape, color2), (shape2, color)}
+        if asks.isdisjoint(shown) and shows.isdisjoint(asked):
+            asked |= asks
+            shown |= shows
             return pairs
     raise RunOut
 
