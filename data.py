@@ -98,8 +98,8 @@ HELD_OUT1 = Subset((Pool(OPERATORS_A, shapes=HIGH, colors=HIGH),
                     Pool(OPERATORS_B, shapes=LOW, colors=LOW)))
 HELD_OUT6 = Subset((Pool(OPERATORS_A[:3], shapes=HIGH, colors=HIGH),  # six operators: no GetShape,
                     Pool(OPERATORS_B[:3], shapes=LOW, colors=LOW)))  # no GetColor
-# systematic3 holds out pairs of condition and leaf. In training, conditions A lead to leaves A, as in
-# "if Exist then GetColor", and B to B. In the test A lead to B, "if Exist then SumOdd", and B to A.
+# systematic3 holds out pairs of condition and leaf. In training, conditions A lead to leaves A, as
+# in "if Exist then GetColor", and B to B. In the test A lead to B, "if Exist then SumOdd", B to A.
 CONDITIONS_A, CONDITIONS_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
 LEAVES_A = "SumEven", "ProductEven", "GetColor", "GetShape"
 LEAVES_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
@@ -119,15 +119,35 @@ for split in list(SPLITS):  # each has a twin like the authors', such as distrac
 SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  # depth 3 alone
 
 
-def check(subset):
-    """UsageError for a Subset that would be drawn without an error, but wrong."""
-    conditions = [name for pool in subset.pools for name in pool.conditions]
-    if not {*subset.depths} <= {1, 3, 5, 7, 9}:
-        raise UsageError(f"depths must be some of 1, 3, 5, 7, 9, not {subset.depths}")
-    if {*conditions} & {*GETS}:
-        raise UsageError(f"conditions must be answered True or False, not {conditions}")
-    if subset.distractors[0] < 1:
-        raise UsageError(f"distractors must be at least 1, for decoys, not {subset.distractors}")
+def check(split):
+    """UsageError for what is easily mistyped in a split."""
+    if "train" not in SPLITS[split]:
+        raise UsageError(f"{split} needs a Subset called train")
+    leaves = [name for name in OPERATORS if name != "IfElse"]
+    conditions = [name for name in leaves if name not in GETS]  # are answered True or False
+    numbers = [(least, most) for most in range(1, len(CELLS)) for least in range(1, most + 1)]
+    for name, subset in SPLITS[split].items():
+        where = f"{split}/{name}:"
+        if not isinstance(subset, Subset):
+            raise UsageError(f"{where} must be a Subset, not {subset}")
+        if not isinstance(subset.pools, tuple) or {*map(type, subset.pools)} != {Pool}:
+            raise UsageError(f"{where} pools must be a tuple such as (Pool(),), not {subset.pools}")
+        if subset.distractors not in numbers:  # at least 1, for decoys
+            raise UsageError(f"{where} distractors must be the least and the largest number, from "
+                             f"1 to {len(CELLS) - 1}, such as (1, 5), not {subset.distractors}")
+        some_of((1, 3, 5, 7, 9), subset.depths, f"{where} depths")
+        for pool in subset.pools:
+            some_of(leaves, pool.leaves, f"{where} leaves")
+            some_of(conditions, pool.conditions, f"{where} conditions")
+            some_of(range(SHAPES), pool.shapes, f"{where} shapes")
+            some_of(range(COLORS), pool.colors, f"{where} colors")
+
+
+def some_of(allowed, chosen, what):
+    is_tuple = isinstance(chosen, (tuple, range))
+    if not is_tuple or not chosen or any(value not in allowed for value in chosen):
+        raise UsageError(f"{what} must be some of {', '.join(map(str, allowed))}, as a tuple such "
+                         f"as ({allowed[0]!r},), not {chosen!r}")
 
 
 # ---- drawing a trial ----------------------------------------------------------------------------
@@ -311,10 +331,10 @@ def stream(name, subset, depth, numbers):
 
 def trials(split, subset, n, *, seed=0, depth=None):
     """The first n Trials of a set. A set of several depths needs `depth`."""
+    check(split)
     if subset not in SPLITS[split]:
         raise UsageError(f"there is no subset {subset!r}; there is {', '.join(SPLITS[split])}")
     chosen = SPLITS[split][subset]
-    check(chosen)
     if depth is None and len(chosen.depths) == 1:
         depth = chosen.depths[0]
     if depth not in chosen.depths:
@@ -330,8 +350,8 @@ class Batches(torch.utils.data.Dataset):
     the depths in turn."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
+        check(split)
         self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
-        check(self.subset)
         self.size = batch_size
         self.per_depth = train_size // len(self.subset.depths) if train_size else None
         if train_size and self.per_depth < batch_size:
@@ -452,7 +472,7 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     args = parser.parse_args(argv)
     with ending(parser):
-        subset = args.subset or list(SPLITS[args.split])[1]  # after train
+        subset = args.subset or [*SPLITS[args.split]][:2][-1]  # the one after train, if any
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         print("\n\n\n".join(map(show, zip(*made))))
 

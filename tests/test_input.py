@@ -4,7 +4,7 @@ import pytest
 import data
 import eval as evaluation
 import train
-from data import Subset
+from data import Pool, Subset
 from test_eval import ADDS
 from test_train import CHANGES, TINY, refusal
 
@@ -45,13 +45,25 @@ def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, pro
 
 
 @pytest.mark.parametrize("split, says", [
-    ({"train": Subset(depths=(2,))}, "depths must be some of 1, 3, 5, 7, 9, not (2,)"),
     ({"train": Subset(depths=(1, 3)), "iid": Subset(depths=(1, 3))}, "iid has trials of"),
-    ({"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set drawn like its")],
-    ids=["depth 2", "two depths", "no iid"])
+    ({"train": Subset(), "ood": Subset(depths=(3,))}, "mine needs a test set drawn like its"),
+    ({"iid": Subset()}, "mine needs a Subset called train"),
+    ({"train": Subset(), "iid": Pool()}, "mine/iid: must be a Subset, not Pool("),
+    *(({"train": Subset(), "iid": Subset(pools=pools)}, "mine/iid: pools must be a tuple such as (")
+      for pools in ((), Pool(), [Pool()], (Pool(), Subset()))),
+    *(({"train": Subset(depths=depths)}, "mine/train: depths must be some of 1, 3, 5, 7, 9, as a")
+      for depths in ((), 3, (2,), "3", [3])),
+    *(({"train": Subset(distractors=numbers)}, f"such as (1, 5), not {numbers}")
+      for numbers in (5, (5,), (5, 1), (0, 5), (1, 100), [1, 5], "15")),
+    *(({"train": Subset((Pool(), Pool(**{field: values})))}, f"mine/train: {field} must be some of")
+      for field, wrong in {"leaves": ["Exist", ("Exists",), ("IfElse",)], "conditions": ["Exist",
+                           ("Exists",), ("GetShape",)], "shapes": [5, (-1,), range(10, 15)],
+                           "colors": ["red", ("red",), range(11)]}.items()
+      for values in ((), [], *wrong))], ids=str)
 def test_what_a_student_writes_wrong_is_said(tmp_path, capsys, monkeypatch, split, says):
     monkeypatch.setitem(data.SPLITS, "mine", split)
-    assert says in refusal(capsys, train, *TINY, "--split", "mine", "--out", tmp_path)[0]
+    line, = refusal(capsys, train, *TINY, "--split", "mine", "--out", tmp_path)
+    assert says in line
 
 
 @pytest.mark.parametrize("program, tested", [
