@@ -113,7 +113,8 @@ SPLITS = {  # split -> {"train": its training trials, then test sets, in distrib
     "productive": {"train": Subset(depths=(1, 3)),
                    **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
 }
-for split in list(SPLITS):  # each has a twin like the authors', such as distractor_release
+# Each of these has a twin like the authors', such as distractor_release.
+for split in "distractor", "systematic1", "systematic3", "productive":
     SPLITS[f"{split}_release"] = {name: subset._replace(shortcuts=True)
                                   for name, subset in SPLITS[split].items()}
 SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  # depth 3 alone
