@@ -289,11 +289,15 @@ def accuracies(results, test, kind=""):
 
 def percent(values, learned=False):
     """A mean in percent, with its standard deviation where there are several values, as text. With
-    `learned`, also how many of them are at least LEARNED, where that is some but not all."""
-    spread = f"±{100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    many = sum(value >= LEARNED for value in values)
-    count = f" ({many}/{len(values)})" if learned and 0 < many < len(values) else ""
-    return f"{100 * statistics.mean(values):.1f}{spread}{count}" if values else ""
+    `learned`, also how many of them are at least LEARNED."""
+    if not values:
+        return ""
+    text = f"{100 * statistics.mean(values):.1f}"
+    if len(values) > 1:
+        text += f"±{100 * statistics.stdev(values):.1f}"
+        if learned:
+            text += f" ({sum(value >= LEARNED for value in values)}/{len(values)})"
+    return text
 
 
 def table(header, rows):
@@ -309,13 +313,12 @@ def table(header, rows):
 
 def split_table(split, rows, per_operator):
     """A row per model and settings, mean and spread over seeds. A column per test set that any of
-    them was tested on."""
+    them was tested on. That in distribution says how many of how many seeds have learned."""
     shown = {row: results for (of, row), results in rows.items() if of == split}
     tests = [test for test in tests_of(split)
              if any(accuracies(results, test) for results in shown.values())]
     near, lines = near_and_far(split)[0], []
     for row, results in shown.items():
-        row += f", {len(results)} seeds" if len(results) > 1 else ""
         lines.append([row, *(percent(accuracies(results, test), test == near) for test in tests)])
         kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
         for kind in kinds if per_operator else ():
@@ -325,8 +328,9 @@ def split_table(split, rows, per_operator):
 
 
 def summary_table(splits, rows):
-    """A row per model that was trained on several splits, a column per split: in distribution ->
-    hardest test set. Empty if there is no such model."""
+    """A row per model that was trained on several splits, a column per split: in distribution,
+    with how many of how many seeds have learned -> hardest test set. Empty if there is no such
+    model."""
     ends, lines = {split: near_and_far(split) for split in splits}, []
     for row in dict.fromkeys(row for split, row in rows if split in ends):
         cells = []

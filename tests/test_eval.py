@@ -244,7 +244,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert operators.replace("|", "").split()[:len(TESTS)] == [
         f"{100 * saved['kinds'][test]['Exist']:.1f}" for test in TESTS]
     assert saved | score(model, "systematic1", 50, "cpu") == saved and not model.training
-    assert "batchsize8), 2 seeds | " in table and "±" in table and "other" not in table
+    assert "(0/2)" in table and "±" in table and "other" not in table
 
 
 def fake(folder, accuracy, **changes):
@@ -272,9 +272,9 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
     first, second, summary = rows("a")
-    assert [*first] == ["chance", "rnn, 2 seeds", "rnn, seed 2, other lr", "sstfmr", "rnn (dim7)",
+    assert [*first] == ["chance", "rnn", "rnn, seed 2, other lr", "sstfmr", "rnn (dim7)",
                         "looptfmr", "authors", "mine"]
-    assert first["rnn, 2 seeds"] == "55.0±7.1" and first["rnn, seed 2, other lr"] == "90.0"
+    assert first["rnn"] == "55.0±7.1" and first["rnn, seed 2, other lr"] == "90.0"
     assert [*second] == ["chance", "rnn", "sstfmr", "rnn (dim7)", "looptfmr", "authors", "mine"]
     assert [name for name, cell in summary.items() if cell] == [*second]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
@@ -365,10 +365,10 @@ def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, 
         assert " (dim16-" in out and err.startswith("not shown: ") and says in err
 
 
-def test_learned_seeds_are_counted_where_not_all_have():
+def test_learned_seeds_are_counted():
     assert [evaluation.percent(values, learned=True) for values in (
         [0.95, 0.949], [0.95, 0.96], [0.5, 0.6], [0.96], [])] == [
-        "95.0±0.1 (1/2)", "95.5±0.7", "55.0±7.1", "96.0", ""]
+        "95.0±0.1 (1/2)", "95.5±0.7 (2/2)", "55.0±7.1 (0/2)", "96.0", ""]
     assert evaluation.percent([0.95, 0.949]) == "95.0±0.1"
 
 
@@ -390,7 +390,7 @@ def test_runs_behind_links_are_seen_once(tmp_path, capsys):
     (tmp_path / "runs/productive").symlink_to(tmp_path / "disk")
     (tmp_path / "runs/again").symlink_to(tmp_path / "disk")
     table = output(capsys, tmp_path / "runs").out
-    assert table.count(": rnn ") == table.count(": gru ") == 1 and "seeds" not in table
+    assert table.count(": rnn ") == table.count(": gru ") == 1 and "±" not in table
 
 
 def test_a_finished_run_is_read_by_its_own_code(finished, student, capsys):
