@@ -246,7 +246,7 @@ def rows_of(runs):
     """(split, row) -> the results of its seeds. Rows are baselines, which come first, and models
     with their settings and, where runs are of several --outs, the path of their own. A run that
     differs from the first of its row in config or code has a row of its own, which says in what."""
-    rows, first = collections.defaultdict(list), {}  # first: how the first run of a row was made
+    rows, first = {}, {}  # first: how the first run of a row was made
     outs = {folder: folder.absolute().parents[:4][-1] for folder in runs}  # <out>/<split>/...
     common = Path(os.path.commonpath({*outs.values()}))
     common = common.parent if common in outs.values() else common
@@ -263,7 +263,7 @@ def rows_of(runs):
         other = [name for name in known if name in made and made[name] != known[name]]
         if other:
             row += f", seed {config['seed']}, other {', '.join(other)}"
-        rows[split, row].append(result)
+        rows.setdefault((split, row), []).append(result)
         for test, baselines in result["baselines"].items():
             for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
                 same, = rows.setdefault((split, name), [{"accuracy": {}, "kinds": {}}])
@@ -282,8 +282,8 @@ def names_of(rows):
 def accuracies(results, test, kind=""):
     """The accuracies on a test set, or on its trials of a kind, one per seed."""
     if kind:
-        results = [{"accuracy": {test: result["kinds"][test][kind]}} for result in results
-                   if kind in result["kinds"].get(test, ())]
+        kinds = [result["kinds"].get(test, {}) for result in results]
+        return [accuracy[kind] for accuracy in kinds if kind in accuracy]
     return [result["accuracy"][test] for result in results if test in result["accuracy"]]
 
 
