@@ -269,14 +269,15 @@ def rows_of(runs):
                 same, = rows.setdefault((split, name), [{"accuracy": {}, "kinds": {}}])
                 same["accuracy"].setdefault(test, accuracy)
     names = dict.fromkeys([*BASELINES, *(row for _, row in rows)])
-    return {(split, row): rows[split, row] for split in data.SPLITS for row in names
+    return {(split, row): rows[split, row] for row in names for split in data.SPLITS
             if (split, row) in rows}
 
 
 def names_of(rows):
-    """The splits, and the rows that are models, each once."""
+    """The splits, and the rows that are models, each once and in order."""
     splits, names = zip(*rows)
-    return [*dict.fromkeys(splits)], [*dict.fromkeys(row for row in names if row not in BASELINES)]
+    return ([split for split in data.SPLITS if split in splits],
+            [row for row in dict.fromkeys(names) if row not in BASELINES])
 
 
 def accuracies(results, test, kind=""):

@@ -255,7 +255,8 @@ def fake(folder, accuracy, **changes):
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({
         "config": config | changes, "accuracy": dict.fromkeys(tests, accuracy), "kinds": {},
-        "baselines": dict.fromkeys(tests, {"chance": 0.3})}))
+        "baselines": dict.fromkeys(tests, {"chance": 0.3} | (
+            {"condition-blind": 0.4} if split in ("systematic3", "productive") else {}))}))
 
 
 def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, capsys):
@@ -266,17 +267,19 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
     fake(tmp_path / "a/distractor/rnn/default/seed1", 0.6)
     fake(tmp_path / "a/distractor/rnn/default/seed2", 0.9, lr=0.1)
     fake(tmp_path / "b/distractor/rnn/default/seed0", 0.7, lr=0.2)
+    fake(tmp_path / "a/systematic3/rnn/default/seed0", 0.5)
 
     def rows(*folders):  # of each table
         tables = output(capsys, *(tmp_path / folder for folder in folders)).out.split("\n\n")
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
-    first, second, summary = rows("a")
+    first, _, second, summary = rows("a")
     assert [*first] == ["chance", "rnn", "rnn, seed 2, other lr", "sstfmr", "rnn (dim7)",
                         "looptfmr", "authors", "mine"]
     assert first["rnn"] == "55.0±7.1" and first["rnn, seed 2, other lr"] == "90.0"
-    assert [*second] == ["chance", "rnn", "sstfmr", "rnn (dim7)", "looptfmr", "authors", "mine"]
-    assert [name for name, cell in summary.items() if cell] == [*second]
+    assert [*second] == ["chance", "condition-blind", "rnn", "sstfmr", "rnn (dim7)", "looptfmr",
+                         "authors", "mine"]
+    assert [name for name, cell in summary.items() if cell] == [*second]  # baselines first
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
     assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
