@@ -20,7 +20,7 @@ from models import module_of
 
 RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
            "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
-COMPACT = "sstfmr dstfmr crossattn perceiver hypertfmr looptfmr".split()
+COMPACT = "sstfmr dstfmr crossattn perceiver hypertfmr looptfmr findtfmr".split()
 TRIALS, BATCH, REPEATS, RECIPE = 1_000, 128, 9, train.TRAINING["batch_size"]
 
 

@@ -13,7 +13,7 @@ import bench
 import data
 import train
 from bench import COMPACT
-from models import ALL, available, gru, looptfmr, module_of
+from models import ALL, available, findtfmr, gru, looptfmr, module_of
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
 SHIPPED = [*ALL, "authors"]
@@ -106,7 +106,7 @@ def test_a_step_stays_on_its_device_and_reads_one_number_at_most(name, changes, 
     reads = []
     monkeypatch.setattr(torch.Tensor, "__int__", lambda tensor: reads.append(tensor) or 6)
     with torch.device("meta"):
-        model = make(name, **changes)
+        model = make(name, **changes).train()
     gradients(model, data.Trials(*(x.to("meta") for x in BATCH)))
     assert len(reads) == (name in COMPACT)
 
@@ -194,6 +194,91 @@ def test_looptfmr_hands_up_the_answers_alone(changes, same):
     other = torch.cat([inner, leaves.roll(1, 0)], 1)  # the leaves of other trials
     x, y = (model.features(tokens, BATCH.stimulus) for tokens in (other, BATCH.instruction))
     assert torch.allclose(x, y, atol=1e-5) == same
+
+
+def test_digits_of_findtfmr_by_hand():
+    assert findtfmr.digits(1) == [0, 0, 0, 0, -1, -1, -1, -1, 1]  # the root, 1
+    assert findtfmr.digits(2) == [-1, 0, 0, 0, 1, -1, -1, -1, 1]  # its left branch, 10
+    assert findtfmr.digits(13) == [1, -1, 1, 0, 1, 1, 1, -1, 1]  # 1101
+
+
+@each("O, roots", [(1, 31), (3, 15), (7, 7), (31, 1)])
+def test_findtfmr_places_a_tree_anywhere_and_strays_elsewhere(O, roots):
+    numbers = findtfmr.place(2_000, O, 12)
+    size = min(O + 12, 31)
+    assert numbers.shape == (2_000, size) and {*numbers.flatten().tolist()} == {*range(1, 32)}
+    assert all(len({*row}) == size for row in numbers.tolist())
+    assert {*numbers[:, 0].tolist()} == {*range(1, roots + 1)}
+    for i in range(1, O):  # left, right, left, ...
+        assert numbers[:, i].equal(2 * numbers[:, (i - 1) // 2] + (i - 1) % 2)
+
+
+def find_branches(model):
+    """Sets the score by hand: 0 for an operator's branches, at most -100 for all others. With digits
+    s, k of them, of the one that looks, and t, l of them, of the other one, it is 100 times
+
+        s @ t - k  (0 if t begins like s, or else less)  -  (l - k - 1) ** 2
+    """
+    digit, there, one = torch.eye(9).split([4, 4, 1])
+    there = (there + one) / 2  # 0 or 1
+    number, square = there.sum(0), torch.tensor([1.0, 3, 5, 7]) @ there  # 1 + 3 + 5 = 9
+    score = digit.mT @ digit + 2 * number.outer(number)
+    score -= (square + 3 * number).outer(one[0]) + one[0].outer(square - 2 * number + one[0])
+    model.match.data.copy_(100 / findtfmr.SCALE ** 2 * score)
+
+
+def test_a_score_of_digits_can_tell_branches_from_all_others():
+    model, numbers = make("findtfmr"), torch.arange(1, 32)
+    find_branches(model)
+    scores = model.scores(numbers[None])
+    is_branch = (numbers // 2 == numbers[:, None]).expand(1, 4, -1, -1)
+    near(scores[is_branch], torch.zeros(30 * 4), atol=1e-3)
+    assert (scores[~is_branch] < -99).all()
+
+
+def test_findtfmr_that_finds_the_branches_is_looptfmr():
+    """And it stops by itself, one loop after the last answer."""
+    loop, find, loops = make("looptfmr"), make("findtfmr"), []
+    find.load_state_dict(loop.state_dict(), strict=False)
+    find_branches(find)
+    find.norm.register_forward_hook(lambda *_: loops.append(1))
+    for model in loop, find:  # sure of its answers
+        model.readout.weight.data.mul_(100)
+    for levels, depth in enumerate((1, 3, 5, 7, 9), 1):
+        tokens, grid, _ = trials("productive", f"depth{depth}", 20)
+        loops.clear()
+        near(find.features(tokens, grid), loop.features(tokens, grid))
+        assert len(loops) <= levels + 1
+
+
+def test_findtfmr_knows_operators_by_their_numbers_alone():
+    """In other rows, with their numbers, they answer the same; with other numbers they do not."""
+    model, (tokens, grid, _) = make("findtfmr", 0), trials("productive", "depth5", 9)
+    nn.init.normal_(model.match)
+    order = torch.tensor([4, 2, 6, 0, 1, 5, 3])  # the root, 0, comes to row 3
+    operators = data.operators_of(tokens)[:, order]
+    before, moved = model.features(tokens, grid), model.solve(operators, order[None] + 1, grid)
+    near(moved[:, 3], before)
+    other = model.solve(operators, order.flip(0)[None] + 1, grid)  # the root has row 3 again
+    assert ((other[:, 3] - before).abs().amax(1) > 1e-3).all()
+
+
+def test_operators_of_findtfmr_see_others_and_strays_below_gets():
+    model, biases = make("findtfmr"), []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: biases.append(inputs[2]))
+    operators = data.operators_of(BATCH.instruction)
+    model.solve(operators, torch.arange(1, 8)[None], BATCH.stimulus)  # 4 to 7: strays
+    seen = biases[0].isfinite()[:, 0]  # (B, 2 O, 2 O + N + S)
+    assert seen[:, :3, 6:9].equal(~torch.eye(3, dtype=bool).expand(12, -1, -1))  # answers
+    gets = (operators[:, 1:, 0] >= 2) & (operators[:, 1:, 0] <= 4)
+    assert seen[:, 0, 9:13].equal(gets.repeat_interleave(2, 1))
+
+
+def test_randomness_of_findtfmr_is_torchs():
+    """So a run that resumes ends with the same bits: train.py saves the state of that generator."""
+    model = make("findtfmr").train()
+    results = [torch.manual_seed(seed) and model(*BATCH[:2]) for seed in (3, 3, 4)]
+    assert results[0].equal(results[1]) and not results[0].equal(results[2])
 
 
 def test_classes_of_the_same_name_are_copies():
