@@ -20,8 +20,8 @@ operators a rule that holds in larger ones:
 
     1) In training a tree lies anywhere in the largest one, so all digits are trained, as with
        randomized positions (arXiv 2305.16843).
-    2) Strays lie around it, answers from other trials, so what is no branch is ignored. Below a
-       leaf they lie only if it is a Get, which can be no condition.
+    2) Strays lie around it, answers from other trials, so what is no branch is ignored. None is
+       where a branch of a leaf would be.
     3) Half of the steps, by lot, have one loop more than levels, so what is solved stays solved,
        as where loops are random in number (2202.05826, 2409.15647).
     4) An operator does not see its own last answer, so it cannot hold on to it.
@@ -58,8 +58,10 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
     number = torch.arange(1, O + 1)
     tree = number + (root - 1) * 2 ** number.log2().long()
-    order = torch.rand(B, LARGEST).scatter(1, tree - 1, torch.arange(-O, 0.).expand(B, O))
-    return order.argsort(1)[:, :O + strays] + 1  # the tree first, then others by lot
+    order = torch.rand(B, 2 * LARGEST + 2)  # of all numbers: by lot, but branches of leaves last
+    order.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)
+    order.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
+    return order[:, 1:LARGEST + 1].argsort(1)[:, :O + strays] + 1
 
 
 class Questions(nn.Module):  # first selectors, second selectors; no positions
@@ -158,20 +160,11 @@ class Model(nn.Module):
         table = torch.tensor([digits(number) for number in range(1, LARGEST + 1)]).float()
         self.register_buffer("digits", SCALE * table, persistent=False)
         self.match = nn.Parameter(torch.zeros(heads, 9, 9))  # digits of who looks, of who is seen
-        gets = torch.tensor([False, *(name in data.GETS for name in data.OPERATORS)])
-        self.register_buffer("gets", gets, persistent=False)
         self.apply(init)
 
     def scores(self, numbers):  # (1 or B, N) -> (1 or B, H, N, N), of who looks, of who is seen
         d = self.digits[numbers - 1]  # (1 or B, N, 9)
         return torch.einsum("bni, hij, bmj -> bhnm", d, self.match, d)
-
-    def there(self, operators, numbers):  # (B, O, 5), (1 or B, N) -> (B, N), 1 or 0
-        """Whose answers are there: all, but no stray's below what could be its condition."""
-        O = operators.shape[1]
-        below = numbers[:, None, O:] // 2 == numbers[:, :O, None]  # (1 or B, O, N - O)
-        absent = (below & ~self.gets[operators[:, :, :1]]).any(1)  # (B, N - O)
-        return torch.cat([torch.ones_like(operators[:, :, 0]), ~absent], 1)
 
     def bias_of(self, numbers, O, S):  # -> (1 or B, H, 2 O, 2 O + N + S)
         own = torch.eye(O, numbers.shape[1], device=numbers.device) > 0  # (O, N)
@@ -187,8 +180,8 @@ class Model(nn.Module):
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)
         B, O, S, N = *operators.shape[:2], objects.shape[1], numbers.shape[1]
-        there = self.there(operators, numbers).log()
-        bias = torch.cat([x_log_count, there, y_log_count], 1)[:, None, None]
+        one = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
+        bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)
         others = torch.randint(B * O, (B, N - O)).to(numbers.device)
         sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C)
