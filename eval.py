@@ -531,14 +531,16 @@ PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 def states(model, trials):
     """Place -> the states (n, C) of the token that answers, after each module that a model names in
-    `looks`, blocks by their number in the order of computing, and the features."""
+    `looks`, blocks by their number in the order of computing, and the features. Left out are blocks
+    that not all trials have: FindTfmr loops until its answers stay."""
     places = collections.defaultdict(list)
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         features, calls = watch(model, *tokens)
         for number, (name, _, _, output, row, kinds) in enumerate(calls, 1):
             places[f"block {number}" if kinds else name].append(output[:, row])
         places["features"].append(features)
-    return {place: torch.cat(parts).double() for place, parts in places.items()}
+    whole = {place: torch.cat(parts).double() for place, parts in places.items()}
+    return {place: x for place, x in whole.items() if len(x) == len(trials.answer)}
 
 
 def similarity_ranks(x):

@@ -117,10 +117,12 @@ def fit(config, folder, again, workers):
             saved = time.perf_counter()
             save(folder, model, optimizers, step=step, rows=rows, recent=recent.cpu(),
                  seconds=saved - began)
+            write_log(folder, rows)
         if stopped:
             print(f"\nStopped after step {step:,}.", flush=True)
             raise KeyboardInterrupt
     at_stop(signal.default_int_handler)
+    write_log(folder, rows)  # once more: the run may have been killed before the last one
     result = score(model.eval(), split, config["test_trials"], device)
     result |= {"parameters": sum(p.numel() for p in model.parameters()), "log": rows}
     whole = {"config": read(folder / "config.json"), **result}
@@ -235,13 +237,16 @@ def check_imports(path, source):
 
 
 def save(folder, model, optimizers, **state):
-    """Writes a checkpoint, all that a run needs to go on to the same bits, and log.csv."""
+    """Writes a checkpoint: all that a run needs to go on to the same bits."""
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     torch.save({**state, "model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     write(folder / "checkpoint.pt", buffer.getvalue())
-    if rows := state["rows"]:
+
+
+def write_log(folder, rows):
+    if rows:
         lines = [rows[0].keys(), *(row.values() for row in rows)]
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
         with contextlib.suppress(PermissionError):  # on Windows, while another program reads it

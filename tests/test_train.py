@@ -299,12 +299,14 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
 
 
 def test_a_log_that_another_program_holds_is_left(finished, monkeypatch):
-    """... as on Windows; the checkpoint is written."""
-    monkeypatch.setattr(train, "write", Mock(side_effect=[DEFAULT, PermissionError],
-                                             wraps=evaluation.write))
-    model, optimizers = train.build(read(finished / "config.json"))
-    train.save(finished, model, optimizers, step=7, rows=[{"step": 7}])
-    assert read(finished / "checkpoint.pt")["step"] == 7
+    """... as on Windows."""
+    before = (finished / "log.csv").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "write", Mock(side_effect=PermissionError))
+        train.write_log(finished, [{"step": 7}])
+    assert (finished / "log.csv").read_text() == before
+    train.write_log(finished, [{"step": 7}])
+    assert (finished / "log.csv").read_text() == "step\n7\n"
 
 
 def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
@@ -407,10 +409,11 @@ def run_until(moment, out, folder):  # with dropout; killed when about to put th
 @pytest.mark.slow
 def test_kills_change_no_bit(tmp_path, student):
     """Each start puts config.json and three copies in place. Killed before these, before the first
-    log and checkpoint, then, gone on, before the second and before the result."""
+    checkpoint and its log, then, gone on, before the second ones and before the result."""
     student("mine", DROPOUT)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    for out, moment in (cut, 1), (cut, 3), (cut, 5), (cut, 6), (cut, 8), (cut, 7), (whole, 99):
+    cuts = [(cut, moment) for moment in (1, 3, 5, 6, 5, 6, 5)]
+    for out, moment in *cuts, (whole, 99):
         process = elsewhere("t.run_until(*sys.argv[1:])", moment, out, tmp_path / "models")
         assert (process.wait() in (9, -9)) == (moment < 99), process.communicate()
     process = elsewhere("t.run_until(*sys.argv[1:])", 99, cut, tmp_path / "models")
