@@ -467,14 +467,18 @@ def keys_of(instruction, stimulus):
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
     that a model names, in the order of computing; and the answer. Weights are means over heads.
-    ValueError where a block has other tokens than the model says."""
+    UsageError where a block has other tokens than the model says."""
     tokens, seen = keys_of(instruction, stimulus), []
     features, calls = watch(model, instruction[None], stimulus[None])
     for name, block, (x, context, bias), _, row, kinds in calls:
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
         keys = [key for kind in kinds.split() for key in tokens[kind]]
         weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)
-        seen.append((name, [*zip(keys, weights[0].mean(0)[row].tolist(), strict=True)]))
+        weights = weights[0].mean(0)[row].tolist()
+        if len(weights) != len(keys):
+            raise UsageError(f"{name} looks at {len(weights)} tokens, but {kinds!r} in `looks` are "
+                             f"{len(keys)}")
+        seen.append((name, [*zip(keys, weights)]))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
@@ -482,7 +486,8 @@ def draw_attention(folder, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(folder)
     if not any("grid" in kinds for _, kinds in getattr(model, "looks", {}).values()):
-        raise UsageError(f"{config['model']} has no attention to the grid that could be drawn")
+        raise UsageError(f"{config['model']} has no attention to the grid that could be drawn "
+                         "(models/README.md: `looks`)")
     subset = subset or near_and_far(config["split"])[0]
     trials = data.trials(config["split"], subset, number + 1)
     instruction, stimulus, answer = (part[-1] for part in trials)

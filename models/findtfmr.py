@@ -15,13 +15,13 @@ its condition's number and one more digit, 0 for left and 1 for right:
          100      101        110      111        ... 11111 at depth 9
 
 How much an operator looks at another one's answer is a score that is bilinear in the digits of both
-numbers, learned, and 0 at first. Four things make what it learns from trees of one and of three
-operators a rule that holds in larger ones:
+numbers, learned, and 0 at first. Four things are there so that what it learns from trees of one and
+of three operators holds in larger ones (models/RESULTS.md has what each is worth):
 
     1) In training a tree lies anywhere in the largest one, so all digits are trained, as with
        randomized positions (arXiv 2305.16843).
-    2) Strays lie around it, answers from other trials, so what is no branch is ignored. None is
-       where a branch of a leaf would be.
+    2) Strays lie around it, answers of operators drawn from the batch, so what is no branch is
+       ignored. None is where a branch of a leaf would be.
     3) Half of the steps, by lot, have one loop more than levels, so what is solved stays solved,
        as where loops are random in number (2202.05826, 2409.15647).
     4) An operator does not see its own last answer, so it cannot hold on to it.
@@ -41,12 +41,12 @@ import data
 
 LEVELS = 5  # of the largest tree, depth 9
 LARGEST = 2 ** LEVELS - 1  # its operators
-SCALE = 2  # of digits: so a step moves their scores four times as far
+SCALE = 2  # of digits: so a training step moves their scores four times as far
 
 
 def digits(number):  # 9 numbers
-    """The digits behind the first, -1 or 1, or 0 where there is none; 1 where there is one, or -1;
-    and a 1."""
+    """101, say, is -1, 1, 0, 0: its digits behind the first, or 0 where it has none; then 1, 1, -1,
+    -1: whether it has one there; then 1."""
     way = [2 * int(digit) - 1 for digit in f"{number:b}"[1:]]
     none = LEVELS - 1 - len(way)
     return way + [0] * none + [1] * len(way) + [-1] * none + [1]
@@ -57,7 +57,7 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     level = torch.randint(LEVELS + 1 - O.bit_length(), (B, 1))
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
     number = torch.arange(1, O + 1)
-    tree = number + (root - 1) * 2 ** number.log2().long()
+    tree = number + (root - 1) * 2 ** number.log2().long()  # the root's digits in place of the 1
     order = torch.rand(B, 2 * LARGEST + 2)  # of all numbers: by lot, but branches of leaves last
     order.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)
     order.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
@@ -183,8 +183,8 @@ class Model(nn.Module):
         one = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
         bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)
-        others = torch.randint(B * O, (B, N - O)).to(numbers.device)
-        sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C)
+        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # whose answers are strays
+        sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C), by the last digit
         known, said = sides, torch.full_like(operators[:, :, 0], -1)  # no answers yet
         loops = 2 * LEVELS  # at most
         if self.training:
@@ -200,7 +200,7 @@ class Model(nn.Module):
             if not (self.training or changed.any()):
                 break
             answers = answers @ self.answers  # (B, O, C)
-            strays = answers.detach().flatten(0, 1)[others]
+            strays = answers.detach().flatten(0, 1)[drawn]
             # a trial that is done keeps what it knows: for it, more loops repeat the last one
             known = torch.where(changed, torch.cat([answers, strays], 1) + sides, known)
         return features

@@ -126,6 +126,13 @@ def test_keys_are_the_tokens_that_a_model_reads(name):
         assert [keys[i] for i in differs.nonzero()] == [key] and len(differs) == len(keys)
 
 
+def test_a_model_that_looks_at_other_tokens_than_it_says():
+    model = module_of("sstfmr").Model()
+    model.looks = {"blocks": (0, "question")}
+    with pytest.raises(data.UsageError, match="blocks.0 looks at 16 tokens, but 'question' in"):
+        evaluation.attention_of(model, *TRIAL3)
+
+
 @pytest.mark.parametrize("name, changes, expected", [  # attentions: row, keys of question and grid
     ("sstfmr", {"layers": 2}, [("blocks.0", -1, "qg"), ("blocks.1", 0, "qg")]),
     ("sstfmr", {"layers": 2, "read": "root"}, [("blocks.0", 0, "qg"), ("blocks.1", 0, "qg")]),
