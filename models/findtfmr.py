@@ -5,7 +5,8 @@
       |    |     |                     |                   |         |
     [ Block: an operator reads its own tokens, the answers of all ]  x layers
     [        others by a score for each, and the stimulus         ]
-    LN, readout -> 138 logits -> answers, for the next loop          until no answer changes
+    LN, readout -> 138 logits -> answers, for the next loop          until no answer changes,
+                                                                 at most ten times
 
 Number the operators in the order of the instruction, and write the numbers in binary. A branch has
 its condition's number and one more digit, 0 for left and 1 for right:
@@ -14,9 +15,9 @@ its condition's number and one more digit, 0 for left and 1 for right:
               10                  11
          100      101        110      111        ... 11111 at depth 9
 
-How much an operator looks at another one's answer is a score that is bilinear in the digits of both
-numbers, learned, and 0 at first. Four things are there so that what it learns from trees of one and
-of three operators holds in larger ones (models/RESULTS.md has what each is worth):
+To how much an operator looks at another one's answer comes a score that is bilinear in the digits
+of both numbers, learned, and 0 at first. Four things are there so that what it learns from trees of
+one and of three operators holds in larger ones (models/RESULTS.md has what each is worth):
 
     1) In training a tree lies anywhere in the largest one, so all digits are trained, as with
        randomized positions (arXiv 2305.16843).
@@ -142,7 +143,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
+        module.query.weight.data.mul_(0.3)  # look everywhere at first
 
 
 class Model(nn.Module):

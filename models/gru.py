@@ -27,7 +27,7 @@ class Rows(nn.Module):
 
     def __init__(self, sizes, dim):
         super().__init__()
-        # small: sums of variance 1 would learn slowly
+        # small: the input is a sum of many
         self.table = nn.Parameter(0.01 * torch.randn(sum(sizes), dim))
         first = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
         self.register_buffer("first", first, persistent=False)

@@ -12,8 +12,7 @@ Networks (arXiv 1511.02799) and Tree-LSTMs (1503.00075). The leaves have answere
 the operators above them after two, and by default further loops do not change these answers.
 Universal Transformers (1807.03819) loop like this. An answer is the softmax of 138 logits,
 embedded. Only the root's has a loss. No block changes an object, so an MLP of its own, `bind`,
-joins its shape and its color: in a mere sum, a red b and a green a look much like a red a, and the
-many objects of deep trees add up to what is not there. Differs from the paper: all of it is new.
+joins its shape and its color, a mere sum before. Differs from the paper: all of it is new.
 Arguments:
 
     view=own      an operator sees its own tokens, its branches' answers and the stimulus
@@ -116,7 +115,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
+        module.query.weight.data.mul_(0.3)  # look everywhere at first
 
 
 class Model(nn.Module):

@@ -137,7 +137,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first: sharp attention learns late
+        module.query.weight.data.mul_(0.3)  # look everywhere at first
 
 
 class Model(nn.Module):
