@@ -58,7 +58,7 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     level = torch.randint(LEVELS + 1 - O.bit_length(), (B, 1))
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
     number = torch.arange(1, O + 1)
-    tree = number + (root - 1) * 2 ** number.log2().long()  # the root's digits in place of the 1
+    tree = number + (root - 1) * 2 ** number.log2().long()  # its first 1 becomes the root
     order = torch.rand(B, 2 * LARGEST + 2)  # of all numbers: by lot, but branches of leaves last
     order.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)
     order.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
@@ -184,7 +184,7 @@ class Model(nn.Module):
         one = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
         bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)
-        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # whose answers are strays
+        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # their answers are strays
         sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C), by the last digit
         known, said = sides, torch.full_like(operators[:, :, 0], -1)  # no answers yet
         loops = 2 * LEVELS  # at most
