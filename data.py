@@ -105,7 +105,7 @@ LEAVES_A = "SumEven", "ProductEven", "GetColor", "GetShape"
 LEAVES_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
 TRAINED3 = Subset((Pool(LEAVES_A, CONDITIONS_A), Pool(LEAVES_B, CONDITIONS_B)), depths=(3,))
 HELD_OUT3 = Subset((Pool(LEAVES_B, CONDITIONS_A), Pool(LEAVES_A, CONDITIONS_B)), depths=(3,))
-SPLITS = {  # split -> {"train": its training trials, then test sets, in distribution first}
+SPLITS = {  # split -> {"train": its training trials, then test sets, the hardest last}
     "distractor": {"train": Subset(), "iid": Subset(),
                    **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
     "systematic1": {"train": TRAINED1, "iid": TRAINED1, "ood6": HELD_OUT6, "ood": HELD_OUT1},
@@ -188,7 +188,7 @@ def draw(subset, depth, rng):
         counts = [rng.choice(OPERATORS[name].objects) for name in names]
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
-        for _ in range(20):  # with one try, operators that need many pairs would be rare
+        for _ in range(20):  # new operators after each failure would make those rare that need many
             try:
                 pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
                 tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
@@ -206,7 +206,7 @@ def draw(subset, depth, rng):
 
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
-    asked, shown, pairs = set(), set(), {}  # asked for, may be on the grid, of all operators so far
+    asked, shown, pairs = set(), set(), {}  # pairs that some operator asks for, or may show
     gets = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     exists = [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
     for i in gets + exists:  # first, since they need more pairs than they ask about
@@ -227,8 +227,8 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
 
 
 def draw_apart(operator, pool, asked, shown, rng):
-    """The pairs of a GetColor, a GetShape or an Exist, which no other operator's may meet: what one
-    asks for, another must not show. Adds them to `asked` and `shown`."""
+    """The pairs of a GetColor, GetShape or Exist, so that none shows what another one asks for.
+    What it asks for is added to `asked`, what it may show to `shown`."""
     for _ in range(100):
         shape, color = rng.choice(pool.shapes), rng.choice(pool.colors)
         pairs = [(shape, color)]

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import pickle
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_set(split, name, n):
 @functools.cache
 def solved_set(split, name, n, draw):
     subset, train = (data.SPLITS[split][part] for part in (name, "train"))
+    known = train if subset.pools == train.pools else train._replace(pools=(data.Pool(),))
     made = draw(split, name, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
              for end in ("", ", two objects")}  # in the order of the table
@@ -57,7 +59,7 @@ def solved_set(split, name, n, draw):
         leaf = solved[data.descend(solved)[-1]]
         kinds[kind_of(leaf)].append(i)
         baselines["chance"] += chance(subset)[leaf.operator] / n
-        baselines["no binding"] += no_binding(leaf, stimulus, train) / n
+        baselines["no binding"] += no_binding(leaf, stimulus, known) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
             answers = [node.answer for node in solved[len(solved) // 2:]]  # of the last level
@@ -81,24 +83,24 @@ def chance(subset):
     return {name: max(counts.values()) / counts.total() for name, counts in share.items()}
 
 
-def no_binding(node, stimulus, train):
-    """The probability to answer a Solved operator right, for a reader who knows which objects the
-    training trials, a Subset, pair with it, and sees how often each shape and each color is on the
-    grid among these objects, and in which cells they are, but not which belong together. (With
-    shortcuts, Exist is True for this reader where its shape and its color occur.)"""
+def no_binding(node, stimulus, known):
+    """The probability to answer a Solved operator right, for a reader who knows which objects a
+    Subset pairs with it, and sees how often each shape and each color is on the grid among these
+    objects, and in which cells they are, but not which belong together. (With shortcuts, Exist is
+    True for this reader where its shape and its color occur.)"""
     objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
                if shape]
-    pools = [pool for pool in train.pools if node.operator in pool.leaves]
-    known = [(cell, shape, color) for cell, shape, color in objects
-             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
-    cells, shapes, colors = zip(*known or objects)
+    pools = [pool for pool in known.pools if node.operator in pool.leaves]
+    left = [(cell, shape, color) for cell, shape, color in objects
+            if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
+    cells, shapes, colors = zip(*left or objects)
     if node.operator == "GetLocation":
         return vote(cells, data.CELLS[node.answer - data.FIRST_CELL])
     if node.operator == "GetShape":
         return vote(shapes, node.answer - data.FIRST_SHAPE + 1)
     if node.operator == "GetColor":
         return vote(colors, node.answer - data.FIRST_COLOR + 1)
-    if not train.shortcuts and len(cells) == len(objects):
+    if not known.shortcuts and len(cells) == len(objects):
         return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
         (shape, color), = node.selectors
@@ -128,8 +130,8 @@ def tests_of(split):
 
 
 def near_and_far(split):
-    """The last test set in distribution, whose trials are drawn like those of training, and the
-    last one of all, the hardest. UsageError if none is in distribution."""
+    """The last test set in distribution, with trials drawn like those of training, and the last one
+    of all, the hardest, as SPLITS has them. UsageError if none is in distribution."""
     train = data.SPLITS[split]["train"]
     near = [name for name in tests_of(split)
             if data.SPLITS[split][name]._replace(depths=train.depths) == train
@@ -147,7 +149,7 @@ def read(path):
             return torch.load(path, map_location="cpu", weights_only=True)
         return json.loads(path.read_text())
     except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UsageError(f"{path} is damaged: remove it, and the same command goes on") from error
+        raise UsageError(f"{path} is damaged: remove it, and train again") from error
 
 
 def write(path, content):
@@ -200,9 +202,10 @@ def score(model, split, n, device):
     return result
 
 
-def mistakes(model, config, n):
-    """The first n trials that a model answers wrong, of 1,000 of the hardest test set, as text."""
-    made = data.trials(config["split"], near_and_far(config["split"])[1], 1000)
+def mistakes(model, config, n, subset=None):
+    """The first n trials that a model answers wrong, of 1,000 of a test set (default: the hardest),
+    as text."""
+    made = data.trials(config["split"], subset or near_and_far(config["split"])[1], 1000)
     said = predict(model, made).argmax(1)
     wrong = [f"{data.show(trial)}\nThe model says: {data.ANSWERS[answer]}"
              for trial, answer in zip(zip(*made), said) if answer != trial[2]]
@@ -243,10 +246,10 @@ def runs_below(folders):
 
 
 def rows_of(runs):
-    """(split, row) -> the results of its seeds. Rows are baselines, which come first, and models
-    with their settings and, where runs are of several --outs, the path of their own. A run that
-    differs from the first of its row in config or code has a row of its own, which says in what."""
-    rows, first = {}, {}  # first: how the first run of a row was made
+    """(split, row) -> the results of its seeds. Baselines come first. Then come models with their
+    settings, and with their --out if there are several. A run that differs from those before it in
+    config or code has a row of its own, which says in what."""
+    rows, known = {}, collections.defaultdict(dict)  # known: how the runs of a row were made
     outs = {folder: folder.absolute().parents[:4][-1] for folder in runs}  # <out>/<split>/...
     common = Path(os.path.commonpath({*outs.values()}))
     common = common.parent if common in outs.values() else common
@@ -259,8 +262,8 @@ def rows_of(runs):
             row = f"{outs[folder].relative_to(common).as_posix()}: {row}"
         made = {name: value for name, value in config.items() if name not in MACHINE}
         made |= {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        known = first.setdefault((split, row), made)
-        other = [name for name in known if name in made and made[name] != known[name]]
+        other = [name for name in made if known[split, row].setdefault(name, made[name])
+                 != made[name]]
         if other:
             row += f", seed {config['seed']}, other {', '.join(other)}"
         rows.setdefault((split, row), []).append(result)
@@ -365,10 +368,17 @@ def save(figure, path):
     print(f"\nDrawn: {path}")
 
 
+def colors_of(models):  # each of another color
+    from matplotlib import colormaps
+    shades = colormaps["tab10"] if len(models) <= 10 else colormaps["turbo"].resampled(len(models))
+    return {model: shades(i) for i, model in enumerate(models)}
+
+
 def draw_accuracy(rows):
     """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
     per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
     splits, models = names_of(rows)
+    colors = colors_of(models)
     figure, dashed = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(models)), {}
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
                            height_ratios=(0.5 + 0.35 * len(models), 2.5))
@@ -382,7 +392,7 @@ def draw_accuracy(rows):
             bars.axvline(means[-1], zorder=0, **style)
             dashed[row], = lines.plot(tests, means, label=row, **style)
             continue
-        y, color = models.index(row), f"C{models.index(row)}"
+        y, color = models.index(row), colors[row]
         for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
             bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
             bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
@@ -395,7 +405,7 @@ def draw_accuracy(rows):
         lines.set(ylim=(0, 103))
         lines.tick_params(axis="x", rotation=30, labelsize="small")
     for i, tick in enumerate(axes[0, 0].get_yticklabels()):
-        tick.set_color(f"C{i}")
+        tick.set_color(colors[models[i]])
     axes[1, 0].set_ylabel("accuracy in %")
     figure.legend(handles=[*dashed.values()], loc="outside lower center", ncols=3, fontsize="small",
                   title="what one can have without solving the task (above: on the hardest set)",
@@ -407,6 +417,7 @@ def draw_curves(rows):
     """A panel per split: accuracy in distribution during training, of the few hundred trials that
     train.py tests on the way. A line per run, in a color per row, with its seed as marker."""
     splits, models = names_of(rows)
+    colors = colors_of(models)
     figure, handles = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(models)), {}
     panels = dict(zip(splits, figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]))
     for (split, row), results in rows.items():
@@ -418,11 +429,11 @@ def draw_curves(rows):
                                             linewidth=1, zorder=0, label=row)
             continue
         for result in results:
-            log, seed = result["log"], result["config"]["seed"]
+            log = [line for line in result["log"] if near in line]
             handles[row], = axis.plot(
                 [line["step"] for line in log], [100 * line[near] for line in log], label=row,
-                color=f"C{models.index(row)}", linewidth=0.8, marker=f"${seed}$", markersize=6,
-                markeredgewidth=0.3)
+                color=colors[row], linewidth=0.8, marker=f"${result['config']['seed']}$",
+                markersize=6, markeredgewidth=0.3)
     panels[splits[0]].set_ylabel("accuracy in %")
     figure.legend(handles=[*handles.values()], loc="outside lower center", ncols=3,
                   fontsize="small", title="a line per run, numbers are seeds",
@@ -440,7 +451,7 @@ def watch(model, instruction, stimulus):
     looks = getattr(model, "looks", {})
 
     def note(module, inputs, output):
-        part = names[module].rstrip(".0123456789")
+        part = re.sub(r"\.\d+$", "", names[module])
         if part in looks:
             calls.append((names[module], module, inputs, output, *looks[part]))
 
@@ -647,8 +658,9 @@ def main(argv=None):
         "the answer, and what of the question is decoded from them?")
     add("--attention", metavar="FILE", help="draw where the token that answers looks, in one trial "
         "of the first run that has weights")
-    add("--subset", help="its test set (default: the last one in distribution)")
     add("--trial", type=between(0, 9999), default=0, help="its number (default: 0)")
+    add("--subset", help="the test set of --show (default: the hardest) and of --attention "
+        "(default: the last one in distribution)")
     args = parser.parse_args(argv)
     with data.ending(parser):
         runs = runs_below(args.runs)
@@ -673,7 +685,7 @@ def main(argv=None):
         if args.why:
             print(f"\n{why_table(rows)}")
         for folder in weights if args.show else ():
-            print(f"\n{folder}: {mistakes(*load(folder), args.show)}")
+            print(f"\n{folder}: {mistakes(*load(folder), args.show, args.subset)}")
         if args.plot:
             save(draw_accuracy(rows), args.plot)
         if args.curves:

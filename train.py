@@ -50,8 +50,8 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the defau
 
 # ---- training -----------------------------------------------------------------------------------
 def learn(model, optimizers, batch, rate, device):
-    """Makes a training step, at a share `rate` of each optimizer's peak learning rate. Returns loss
-    and accuracy, (2,)."""
+    """Makes a training step with `rate`, from 0 to 1, times each optimizer's peak learning rate.
+    Returns loss and accuracy, (2,)."""
     instruction, stimulus, answer = (x.to(device, non_blocking=True) for x in batch)
     logits = model(instruction, stimulus)
     loss = nn.functional.cross_entropy(logits, answer)
@@ -203,8 +203,9 @@ def prepare(config, folder, again):
         check_imports(path, code[path])
     result, checkpoint = folder / "result.json", folder / "checkpoint.pt"
     if result.exists() or checkpoint.exists():
+        copies = {path.name: path.read_bytes() for path in folder.glob("*.py")}
         other = [f"{path.name} (diff {folder / path.name} {path})" for path in code
-                 if (folder / path.name).read_bytes() != code[path]]
+                 if copies.get(path.name) != code[path]]
         if other and not again:
             raise UsageError(f"the run there was made with another {', '.join(other)}: choose "
                              "another --out, or add --again to start it anew")

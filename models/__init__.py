@@ -1,5 +1,4 @@
 """The models by name: every file in this folder that defines Model."""
-import sys
 import types
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def module_of(name, folder=None):
     """The module models/<name>.py, or the copy of it in a run's folder. It is read anew each time:
     a notebook trains what stands in the file now."""
     path = Path(folder) / f"{name}.py" if folder else available()[name]
-    module = sys.modules[f"models.{name}"] = types.ModuleType(f"models.{name}")
+    module = types.ModuleType(f"models.{name}")
     module.__file__ = str(path)
     exec(compile(path.read_bytes(), path, "exec"), vars(module))
     return module

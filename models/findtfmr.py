@@ -15,7 +15,7 @@ its condition's number and one more digit, 0 for left and 1 for right:
               10                  11
          100      101        110      111        ... 11111 at depth 9
 
-To how much an operator looks at another one's answer comes a score that is bilinear in the digits
+How much an operator looks at another one's answer depends on a score, too: bilinear in the digits
 of both numbers, learned, and 0 at first. Four things are there so that what it learns from trees of
 one and of three operators holds in larger ones (models/RESULTS.md has what each is worth):
 
@@ -46,8 +46,8 @@ SCALE = 2  # of digits: so a training step moves their scores four times as far
 
 
 def digits(number):  # 9 numbers
-    """101, say, is -1, 1, 0, 0: its digits behind the first, or 0 where it has none; then 1, 1, -1,
-    -1: whether it has one there; then 1."""
+    """101, say, is -1, 1, 0, 0, then 1, 1, -1, -1, then 1: the digits behind the first one (0 is
+    written as -1, none as 0), whether there is one, and a constant."""
     way = [2 * int(digit) - 1 for digit in f"{number:b}"[1:]]
     none = LEVELS - 1 - len(way)
     return way + [0] * none + [1] * len(way) + [-1] * none + [1]
@@ -62,7 +62,8 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     order = torch.rand(B, 2 * LARGEST + 2)  # of all numbers: by lot, but branches of leaves last
     order.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)
     order.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
-    return order[:, 1:LARGEST + 1].argsort(1)[:, :O + strays] + 1
+    free = LARGEST - (O + 1)  # there are O + 1 branches of leaves
+    return order[:, 1:LARGEST + 1].argsort(1)[:, :max(O, min(O + strays, free))] + 1
 
 
 class Questions(nn.Module):  # first selectors, second selectors; no positions

@@ -6,7 +6,7 @@
          |
     code z (64)            the instruction reaches the answer through z alone
          |
-    [ Hypernetwork ]       weights = base + M z, of three layers:
+    [ Hypernetwork ]       weights = Linear(z), of three layers:
       |     |     |
       v     v     v
     Look, Think, Conclude -> LN -> readout -> 138 logits

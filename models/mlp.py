@@ -12,7 +12,7 @@ Redhardt, Akram, Schug 2025 (arXiv 2507.07207) report that scaling data and widt
 compositional generalization, and that a task's constituents can then be decoded linearly from the
 hidden units. So scale --dim, --layers and --steps (or --train-size).
 
-Differs from the paper: it has no MLP.
+Ito et al. have no MLP.
 """
 import torch
 from torch import nn

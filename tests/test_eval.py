@@ -61,6 +61,12 @@ def test_no_binding_keeps_objects_that_training_pairs_with_the_operator():
         assert no_binding(node, stimulus, train) == pytest.approx(share)
 
 
+def test_no_binding_knows_the_pairs_of_training_only_where_they_hold():
+    iid, ood = (evaluation.test_set("systematic1", name, 300)[2]["no binding"]
+                for name in ("iid", "ood"))
+    assert iid > 0.55 > 0.5 > ood > 0.35  # 0.27 for a reader that keeps to the wrong objects
+
+
 def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
     """If red a adds up to an odd number: the color of b, one of five; else: a product of two."""
     odd = grid({**GRID3, (3, 5): (0, 0), (3, 4): (1, 1)})
@@ -88,6 +94,8 @@ def test_scores_and_mistakes_of_known_answers():
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
     config = {"split": "systematic1"}
     assert mistakes(STATES["answer"], config, 500) == "0 of 1,000 are wrong."
+    wrong = (data.trials("systematic1", "iid", 1000).answer != data.TRUE).sum()
+    assert mistakes(STATES["nothing"], config, 0, "iid") == f"{wrong} of 1,000 are wrong."
     text = mistakes(STATES["nothing"], config, 3)
     assert text.count("says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
 
@@ -128,6 +136,9 @@ def test_keys_are_the_tokens_that_a_model_reads(name):
 
 def test_a_model_that_looks_at_other_tokens_than_it_says():
     model = module_of("sstfmr").Model()
+    model._modules = {"layer1": model.blocks[1], **model._modules}
+    model.looks = {"layer1": (0, "question grid")}  # a digit that belongs to a name
+    assert [name for name, _ in attention_of(model, *TRIAL3)[0]] == ["layer1"]
     model.looks = {"blocks": (0, "question")}
     with pytest.raises(data.UsageError, match="blocks.0 looks at 16 tokens, but 'question' in"):
         evaluation.attention_of(model, *TRIAL3)
@@ -289,6 +300,11 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
     assert [*second] == ["chance", "condition-blind", "rnn", "sstfmr", "rnn (dim7)", "looptfmr",
                          "authors", "mine"]
     assert [name for name, cell in summary.items() if cell] == [*second]  # baselines first
+    for seed, code in enumerate((None, "# one", "# two")):  # a recorded run has no copies of code
+        fake(tmp_path / f"c/distractor/rnn/default/seed{seed}", 0.5)
+        if code:
+            (tmp_path / f"c/distractor/rnn/default/seed{seed}/rnn.py").write_text(code)
+    assert [*rows("c")[0]] == ["chance", "rnn", "rnn, seed 2, other rnn.py"]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
     assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
@@ -317,6 +333,11 @@ def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flag
     if flags == "--why":  # is kept in result.json, and printed from there
         change(finished / "checkpoint.pt", None)
         assert ADDS[flags] in output(capsys, finished, *flags.split()).out
+
+
+def test_every_row_has_a_color_of_its_own():
+    pytest.importorskip("matplotlib")
+    assert [len({*evaluation.colors_of(range(n)).values()}) for n in (10, 30)] == [10, 30]
 
 
 def test_the_plot_shows_the_table(finished, monkeypatch):
@@ -361,7 +382,7 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "are gone"),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's data.py"),
-    ("result.json", lambda text: b"", "", "result.json is damaged: remove it, and the same"),
+    ("result.json", lambda text: b"", "", "result.json is damaged: remove it, and train again"),
     ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
     ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
     ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],

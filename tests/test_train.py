@@ -345,6 +345,9 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     assert f"{finished.parent.name}), seed 1, other {file} |" in capsys.readouterr().out
     run(out, "--again")
     assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
+    change(finished / file, None)
+    assert f"with another {file} " in refusal(capsys, train, *TINY, "--out", out)[0]
+    run(out, "--again")
     run(out, "--again")  # now the code is the same
     assert f"{finished} is finished" in capsys.readouterr().out
 
