@@ -368,10 +368,11 @@ def save(figure, path):
     print(f"\nDrawn: {path}")
 
 
-def colors_of(models):  # each of another color
+def colors_of(models):  # ten colors, then darker ones
     from matplotlib import colormaps
-    shades = colormaps["tab10"] if len(models) <= 10 else colormaps["turbo"].resampled(len(models))
-    return {model: shades(i) for i, model in enumerate(models)}
+    ten = colormaps["tab10"].colors
+    return {model: tuple(0.5 ** (i // 10) * part for part in ten[i % 10])
+            for i, model in enumerate(models)}
 
 
 def draw_accuracy(rows):
