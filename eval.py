@@ -379,8 +379,8 @@ def draw_accuracy(rows):
     """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
     per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
     splits, models = names_of(rows)
-    colors = colors_of(models)
     figure, dashed = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(models)), {}
+    colors = colors_of(models)
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
                            height_ratios=(0.5 + 0.35 * len(models), 2.5))
     columns = dict(zip(splits, axes.T))
@@ -418,8 +418,8 @@ def draw_curves(rows):
     """A panel per split: accuracy in distribution during training, of the few hundred trials that
     train.py tests on the way. A line per run, in a color per row, with its seed as marker."""
     splits, models = names_of(rows)
-    colors = colors_of(models)
     figure, handles = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(models)), {}
+    colors = colors_of(models)
     panels = dict(zip(splits, figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]))
     for (split, row), results in rows.items():
         axis, near = panels[split], near_and_far(split)[0]

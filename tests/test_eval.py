@@ -365,12 +365,14 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "No such file or directory: 'no/a.png'"),
     ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
+    ("sstfmr", "--curves a.png", "pictures need matplotlib: pip install matplotlib"),
     ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
 def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says):
     if "matplotlib" not in says:
         pytest.importorskip("matplotlib")
     else:  # as where it is not installed
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        for name in "matplotlib", "matplotlib.figure":
+            monkeypatch.setitem(sys.modules, name, None)
     folder, = run(tmp_path, "--model", model)
     monkeypatch.chdir(folder.parent)
     before = [*folder.parent.rglob("*")]
