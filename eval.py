@@ -91,9 +91,9 @@ def no_binding(node, stimulus, known):
     objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
                if shape]
     pools = [pool for pool in known.pools if node.operator in pool.leaves]
-    left = [(cell, shape, color) for cell, shape, color in objects
+    kept = [(cell, shape, color) for cell, shape, color in objects
             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
-    cells, shapes, colors = zip(*left or objects)
+    cells, shapes, colors = zip(*kept or objects)
     if node.operator == "GetLocation":
         return vote(cells, data.CELLS[node.answer - data.FIRST_CELL])
     if node.operator == "GetShape":
