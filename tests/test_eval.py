@@ -489,6 +489,14 @@ def test_curves_are_those_of_the_logs(finished, monkeypatch):
     assert len(colors) == 3  # two models, and the baselines
 
 
+def test_curves_of_a_log_without_the_test_set_are_empty():
+    """... as of a run from before a split got another one in distribution."""
+    pytest.importorskip("matplotlib")
+    result = {"config": {"seed": 0}, "log": [{"step": 3, "old": 0.5}, {"step": 6, "iid": 0.25}]}
+    (axis,) = evaluation.draw_curves({("distractor", "sstfmr"): [result]}).axes
+    assert axis.lines[0].get_xydata().tolist() == [[6, 25]]
+
+
 def test_loading_gives_the_model_after_training_and_before(trained):
     after, before = load(trained)[0], load(trained, trained=False)[0]
     torch.manual_seed(0)
