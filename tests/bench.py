@@ -1,6 +1,5 @@
-"""Times the generator beside the release's, training steps with and without their optimizers, and
-the compact stimulus beside all 100 cells. The time is that of the CPU on one thread, which other
-programs disturb least.
+"""Times the generator, training steps with and without their optimizers, and the compact stimulus
+beside all 100 cells. The time is that of the CPU on one thread, which other programs disturb least.
 
     python tests/bench.py  # about a minute
 """
@@ -18,8 +17,8 @@ import data
 import train
 from models import module_of
 
-RELEASE = {"distractor iid": 347, "distractor distractors40": 246, "productive depth3": 294,
-           "productive depth5": 161, "productive depth7": 115, "productive depth9": 50}  # trials/s
+SETS = [("distractor", "iid"), ("distractor", "distractors40"), ("productive", "depth3"),
+        ("productive", "depth5"), ("productive", "depth7"), ("productive", "depth9")]
 COMPACT = "sstfmr dstfmr crossattn perceiver hypertfmr looptfmr findtfmr".split()
 TRIALS, BATCH, REPEATS, RECIPE = 1_000, 128, 9, train.TRAINING["batch_size"]
 
@@ -52,11 +51,10 @@ def step_time(model, batches, optimizers=()):
 
 def main(argv=None):
     argparse.ArgumentParser(description=__doc__, usage=argparse.SUPPRESS).parse_args(argv)
-    print(f"Trials per second on {torch.get_num_threads()} thread, beside one thread of the "
-          "release on an earlier machine:")
-    for name, release in RELEASE.items():
-        rate = TRIALS / seconds(lambda seed: data.trials(*name.split(), TRIALS, seed=seed))
-        print(f"{name:24} {rate:7,.0f}   release {release:4}   {rate / release:4.0f} times as many")
+    print("Trials per second:")
+    for split, subset in SETS:
+        rate = TRIALS / seconds(lambda seed: data.trials(split, subset, TRIALS, seed=seed))
+        print(f"{split:10} {subset:13} {rate:6,.0f}")
     print(f"\nA training step on {RECIPE} trials, depths 1 and 3 in turn, in ms:")
     batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
     for name in COMPACT:
