@@ -493,7 +493,7 @@ def test_curves_of_a_log_without_the_test_set_are_empty():
     """... as of a run from before a split got another one in distribution."""
     pytest.importorskip("matplotlib")
     result = {"config": {"seed": 0}, "log": [{"step": 3, "old": 0.5}, {"step": 6, "iid": 0.25}]}
-    (axis,) = evaluation.draw_curves({("distractor", "sstfmr"): [result]}).axes
+    axis, = evaluation.draw_curves({("distractor", "sstfmr"): [result]}).axes
     assert axis.lines[0].get_xydata().tolist() == [[6, 25]]
 
 
