@@ -368,36 +368,46 @@ def save(figure, path):
     print(f"\nDrawn: {path}")
 
 
-def colors_of(models):  # ten colors, then darker ones
+def colors_of(rows):
+    """Row -> its color: the same for a model in all pictures, darker for each further row of it."""
     from matplotlib import colormaps
-    ten = colormaps["tab10"].colors
-    return {model: tuple(0.5 ** (i // 10) * part for part in ten[i % 10])
-            for i, model in enumerate(models)}
+    ten, colors = colormaps["tab10"].colors, {}
+    shades, order = collections.Counter(), {model: place for place, model in enumerate(ALL)}
+    for (_, row), results in rows.items():
+        if row not in BASELINES and row not in colors:
+            place = order.setdefault(results[0]["config"]["model"], len(order)) % len(ten)
+            colors[row] = tuple(0.7 ** shades[place] * part for part in ten[place])
+            shades[place] += 1
+    return colors
 
 
 def draw_accuracy(rows):
     """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
-    per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed."""
+    per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed, and
+    beside a bar those of its test set."""
     splits, models = names_of(rows)
     figure, dashed = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(models)), {}
-    colors = colors_of(models)
+    colors = colors_of(rows)
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
                            height_ratios=(0.5 + 0.35 * len(models), 2.5))
     columns = dict(zip(splits, axes.T))
     for (split, row), results in rows.items():
         (bars, lines), (near, far), tests = columns[split], near_and_far(split), tests_of(split)
         seeds = {test: [100 * share for share in accuracies(results, test)] for test in tests}
-        means = [statistics.mean(seeds[test] or [math.nan]) for test in tests]
+        means = {test: statistics.mean(seeds[test] or [math.nan]) for test in tests}
+        halves = (near, -0.2, 0.4), (far, 0.2, 1)  # of a row: test set, place, opacity
         if row in BASELINES:
             style = {"color": "0.3", "linestyle": BASELINES[row], "linewidth": 1}
-            bars.axvline(means[-1], zorder=0, **style)
-            dashed[row], = lines.plot(tests, means, label=row, **style)
+            for test, place, _ in halves:
+                for y in range(len(models)):
+                    bars.vlines(means[test], y + place - 0.2, y + place + 0.2, zorder=0, **style)
+            dashed[row], = lines.plot(tests, means.values(), label=row, **style)
             continue
         y, color = models.index(row), colors[row]
-        for test, place, alpha in (near, y - 0.2, 0.4), (far, y + 0.2, 1):
-            bars.barh(place, means[tests.index(test)], 0.4, color=color, alpha=alpha)
-            bars.plot(seeds[test], [place] * len(seeds[test]), "k.", markersize=3)
-        lines.plot(tests, means, ".-", color=color)
+        for test, place, alpha in halves:
+            bars.barh(y + place, means[test], 0.4, color=color, alpha=alpha)
+            bars.plot(seeds[test], [y + place] * len(seeds[test]), "k.", markersize=3)
+        lines.plot(tests, means.values(), ".-", color=color)
     for split, (bars, lines) in columns.items():
         near, far = near_and_far(split)
         bars.set_title(f"{split}\nlight: {near}\ndark: {far}", fontsize="medium")
@@ -409,8 +419,7 @@ def draw_accuracy(rows):
         tick.set_color(colors[models[i]])
     axes[1, 0].set_ylabel("accuracy in %")
     figure.legend(handles=[*dashed.values()], loc="outside lower center", ncols=3, fontsize="small",
-                  title="what one can have without solving the task (above: on the hardest set)",
-                  title_fontsize="small")
+                  title="what one can have without solving the task", title_fontsize="small")
     return figure
 
 
@@ -419,7 +428,7 @@ def draw_curves(rows):
     train.py tests on the way. A line per run, in a color per row, with its seed as marker."""
     splits, models = names_of(rows)
     figure, handles = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(models)), {}
-    colors = colors_of(models)
+    colors = colors_of(rows)
     panels = dict(zip(splits, figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]))
     for (split, row), results in rows.items():
         axis, near = panels[split], near_and_far(split)[0]

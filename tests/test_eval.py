@@ -335,9 +335,14 @@ def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flag
         assert ADDS[flags] in output(capsys, finished, *flags.split()).out
 
 
-def test_every_row_has_a_color_of_its_own():
+def test_every_row_has_a_color_of_its_own_and_a_model_one_in_all_pictures():
     pytest.importorskip("matplotlib")
-    assert [len({*evaluation.colors_of(range(n)).values()}) for n in (10, 30)] == [10, 30]
+    names = [*evaluation.ALL, "mine"] * 3
+    rows = {("distractor", str(i)): [{"config": {"model": name}}] for i, name in enumerate(names)}
+    colors = evaluation.colors_of({("distractor", "chance"): [{}], **rows})
+    assert len({*colors.values()}) == len(colors) == len(names)
+    alone = evaluation.colors_of({("distractor", "2"): rows["distractor", "2"]})
+    assert alone == {"2": colors["2"]}
 
 
 def test_the_plot_shows_the_table(finished, monkeypatch):
@@ -357,6 +362,11 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     assert [*means.values()] == pytest.approx([*shown.values()][-1])
     chance = read(finished / "result.json")["baselines"]
     assert shown["chance"] == pytest.approx([100 * chance[test]["chance"] for test in TESTS])
+    marks = [mark.get_segments()[0] for mark in bars.collections]  # each beside its bar
+    for test, bar in zip(("iid", "ood"), bars.patches):
+        y = bar.get_y() + bar.get_height() / 2
+        beside = [low[0] for low, high in marks if low[1] < y < high[1]]
+        assert sorted(beside) == pytest.approx(sorted(100 * x for x in chance[test].values()))
 
 
 @pytest.mark.parametrize("model, flags, says", [
@@ -492,7 +502,8 @@ def test_curves_are_those_of_the_logs(finished, monkeypatch):
 def test_curves_of_a_log_without_the_test_set_are_empty():
     """... as of a run from before a split got another one in distribution."""
     pytest.importorskip("matplotlib")
-    result = {"config": {"seed": 0}, "log": [{"step": 3, "old": 0.5}, {"step": 6, "iid": 0.25}]}
+    log = [{"step": 3, "old": 0.5}, {"step": 6, "iid": 0.25}]
+    result = {"config": {"model": "sstfmr", "seed": 0}, "log": log}
     axis, = evaluation.draw_curves({("distractor", "sstfmr"): [result]}).axes
     assert axis.lines[0].get_xydata().tolist() == [[6, 25]]
 
