@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {page: (ROOT / page).read_text(encoding="utf-8") for page in
          "README.md models/README.md models/EXERCISES.md models/RESULTS.md tests/README.md".split()}
 README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
-TABLES = re.findall(r"((?:^\|.*\n)+)\n<sub>`python (.*)`</sub>", TEXT, re.M)
+TABLES = re.findall(r"((?:^\|.*\n)+)\n<details>.*<code>python (.*)</code>", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 EXERCISES = re.split(r"^## \d\. ", PAGES["models/EXERCISES.md"], flags=re.M)[1:]
 OWN = r"\bex\d|mine|rows|lstm"  # a command of runs that need an edit or a training of one's own
@@ -98,7 +98,7 @@ def recorded(tmp_path, monkeypatch):
 def test_commands_run(recorded, monkeypatch, capsys):
     for name, value in {"REPEATS": 1, "TRIALS": 20, "BATCH": 4}.items():
         monkeypatch.setattr(bench, name, value)
-    found = dict.fromkeys(commands(re.sub("<sub>.*</sub>", "", TEXT)))
+    found = dict.fromkeys(commands(TEXT))
     assert len(found) > 10
     for command in found:
         if not re.search(f"--help|{OWN}", command):
