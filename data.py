@@ -45,7 +45,7 @@ class UsageError(ValueError):
 class Operator(NamedTuple):
     question: str  # {} stands for its objects
     holds: Callable | None = None  # if it asks about places: ((row, column), ...) -> True or False
-    objects: tuple = (1, 2)  # how many it may have; at depth 1: the least
+    objects: tuple = (1, 2)  # how many it may have, at most 2; at depth 1: the least
 
 
 OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator goes to the end
@@ -87,17 +87,18 @@ class Subset(NamedTuple):
     shortcuts: bool = False
 
 
-LOW, HIGH = range(SHAPES // 2), range(SHAPES // 2, SHAPES)  # halves of shapes, and of colors
-# systematic1 holds out pairs of operator and object. In training, operators A ask about LOW colors,
-# as in Exist(red a), and B about HIGH shapes, as in SumOdd(pink j). The test swaps them:
+LOW_SHAPES, HIGH_SHAPES = range(SHAPES // 2), range(SHAPES // 2, SHAPES)
+LOW_COLORS, HIGH_COLORS = range(COLORS // 2), range(COLORS // 2, COLORS)
+# systematic1 holds out pairs of operator and object. In training, operators A ask about low colors,
+# as in Exist(red a), and B about high shapes, as in SumOdd(pink j). The test swaps them:
 # Exist(pink j), SumOdd(red a). (Half of the pairs in the authors' test are also in their training.)
 OPERATORS_A = "Exist", "SumEven", "ProductEven", "GetShape"
 OPERATORS_B = "SumOdd", "ProductOdd", "GetLocation", "GetColor"
-TRAINED1 = Subset((Pool(OPERATORS_A, colors=LOW), Pool(OPERATORS_B, shapes=HIGH)))
-HELD_OUT1 = Subset((Pool(OPERATORS_A, shapes=HIGH, colors=HIGH),
-                    Pool(OPERATORS_B, shapes=LOW, colors=LOW)))
-HELD_OUT6 = Subset((Pool(OPERATORS_A[:3], shapes=HIGH, colors=HIGH),  # six operators: no GetShape,
-                    Pool(OPERATORS_B[:3], shapes=LOW, colors=LOW)))  # no GetColor
+TRAINED1 = Subset((Pool(OPERATORS_A, colors=LOW_COLORS), Pool(OPERATORS_B, shapes=HIGH_SHAPES)))
+HELD_OUT1 = Subset((Pool(OPERATORS_A, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
+                    Pool(OPERATORS_B, shapes=LOW_SHAPES, colors=LOW_COLORS)))
+HELD_OUT6 = HELD_OUT1._replace(pools=tuple(  # six operators: no GetShape, no GetColor
+    pool._replace(leaves=pool.leaves[:3]) for pool in HELD_OUT1.pools))
 # systematic3 holds out pairs of condition and leaf. In training, conditions A lead to leaves A, as
 # in "if Exist then GetColor", and B to B. In the test A lead to B, "if Exist then SumOdd", B to A.
 CONDITIONS_A, CONDITIONS_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
@@ -158,14 +159,14 @@ def some_of(allowed, chosen, what):
 # 1. All selectors of a tree differ. The shape that a GetColor names and the color that a GetShape
 #    names are nobody else's: no other selector's, no distractor's.
 # 2. Every selector has exactly one object on the grid, on the answering path or not. Only an Exist
-#    that is False has none.
+#    that is False has none. No two objects share a cell.
 # 3. An Exist needs binding. It has a companion, a pair that nobody names. If the Exist is True, its
 #    object and the companion are on the grid. If it is False, the same two are, with their colors
 #    swapped. So shapes, colors and their numbers are the same for both answers.
 # 4. A boolean operator is True with probability 1/2, independently of everything else.
-# 5. No two objects share a cell. While a distractor is left, an operator about places makes one its
-#    decoy: if one of the operator's objects, drawn by lot, lay in the decoy's cell, the answer
-#    would be the opposite. The operators on the answering path get theirs first.
+# 5. While a distractor is left, an operator about places makes one its decoy: if one of the
+#    operator's objects, drawn by lot, lay in the decoy's cell, the answer would be the opposite.
+#    The operators on the answering path get theirs first.
 #
 # A draw that cannot keep them is drawn again.
 class Node(NamedTuple):
@@ -324,7 +325,7 @@ def operators_of(instruction):
 
 
 def stream(name, subset, depth, numbers):
-    """Trials by number. A trial depends on its number, the stream's name and the depth alone."""
+    """Trials of a Subset by number. Each depends on the stream's name, the depth and its number."""
     drawn = [encode(*draw(subset, depth, random.Random(f"{name} {depth} {i}"))) for i in numbers]
     instruction, stimulus, answer = zip(*drawn)
     return Trials(torch.tensor(instruction), torch.tensor(np.stack(stimulus)), torch.tensor(answer))

@@ -41,18 +41,18 @@ BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # and 
 LEARNED = 0.95  # in distribution
 
 
-def test_set(split, name, n):
+def test_set(split, test, n):
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
-    return solved_set(split, name, n, data.trials)  # a reloaded data.py draws anew
+    return solved_set(split, test, n, data.trials)  # a reloaded data.py draws anew
 
 
 @functools.cache
-def solved_set(split, name, n, draw):
-    subset, train = (data.SPLITS[split][part] for part in (name, "train"))
+def solved_set(split, test, n, draw):
+    subset, train = (data.SPLITS[split][part] for part in (test, "train"))
     known = train if subset.pools == train.pools else train._replace(pools=(data.Pool(),))
-    made = draw(split, name, n)
+    made = draw(split, test, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
-             for end in ("", ", two objects")}  # in the order of the table
+             for end in ("", ", two objects")}  # in the order of OPERATORS
     baselines = collections.Counter()
     for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
         solved = data.evaluate(instruction, stimulus)
@@ -86,14 +86,14 @@ def chance(subset):
 def no_binding(node, stimulus, known):
     """The probability to answer a Solved operator right, for a reader who knows which objects a
     Subset pairs with it, and sees how often each shape and each color is on the grid among these
-    objects, and in which cells they are, but not which belong together. (With shortcuts, Exist is
-    True for this reader where its shape and its color occur.)"""
+    objects, and in which cells they are, but not which belong together. (Where that is more than a
+    coin, Exist is True for this reader if its shape and its color occur.)"""
     objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
                if shape]
     pools = [pool for pool in known.pools if node.operator in pool.leaves]
     kept = [(cell, shape, color) for cell, shape, color in objects
             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
-    cells, shapes, colors = zip(*kept or objects)
+    cells, shapes, colors = zip(*(kept or objects))
     if node.operator == "GetLocation":
         return vote(cells, data.CELLS[node.answer - data.FIRST_CELL])
     if node.operator == "GetShape":
@@ -190,15 +190,15 @@ def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial.
     UsageError if logits are not finite: the largest of them would be no answer."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
-    for name in tqdm(tests_of(split), f"testing {split}", leave=False,
+    for test in tqdm(tests_of(split), f"testing {split}", leave=False,
                      disable=n < 1000 or None):  # None: where stderr is no terminal
-        made, kinds, result["baselines"][name] = test_set(split, name, n)
+        made, kinds, result["baselines"][test] = test_set(split, test, n)
         logits = predict(model, made, device)
         if not logits.isfinite().all():
-            raise UsageError(f"on {name} of {split}, logits of the model are not finite")
+            raise UsageError(f"on {test} of {split}, logits of the model are not finite")
         right = (logits.argmax(1) == made.answer).float()
-        result["accuracy"][name] = right.mean().item()
-        result["kinds"][name] = {kind: right[where].mean().item() for kind, where in kinds.items()}
+        result["accuracy"][test] = right.mean().item()
+        result["kinds"][test] = {kind: right[where].mean().item() for kind, where in kinds.items()}
     return result
 
 
@@ -338,9 +338,11 @@ def summary_table(splits, rows):
     ends, lines = {split: near_and_far(split) for split in splits}, []
     for row in dict.fromkeys(row for split, row in rows if split in ends):
         cells = []
-        for split, tests in ends.items():
-            near, far = (accuracies(rows.get((split, row), []), test) for test in tests)
-            cells.append(f"{percent(near, learned=True)} -> {percent(far)}" if near else "")
+        for split, (near, far) in ends.items():
+            results = rows.get((split, row), [])
+            left = percent(accuracies(results, near), learned=True)
+            right = percent(accuracies(results, far))
+            cells.append(f"{left} -> {right}" if left else "")
         if sum(map(bool, cells)) > 1:
             lines.append([row, *cells])
     header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
@@ -455,8 +457,8 @@ def draw_curves(rows):
 @torch.no_grad()
 def watch(model, instruction, stimulus):
     """The features of trials, and the calls of the modules that a model names in `looks`, in the
-    order of computing: (name, module, inputs, output, row of the token that answers, what it looks
-    at). "blocks" stands for blocks.0, blocks.1 and so on."""
+    order of computing: (name, module, inputs, output, row of a token, what it looks at). "blocks"
+    stands for blocks.0, blocks.1 and so on."""
     names, calls = {module: name for name, module in model.named_modules()}, []
     looks = getattr(model, "looks", {})
 
@@ -491,14 +493,14 @@ def attention_of(model, instruction, stimulus):
     UsageError where a block has other tokens than the model says."""
     tokens, seen = keys_of(instruction, stimulus), []
     features, calls = watch(model, instruction[None], stimulus[None])
-    for name, block, (x, context, bias), _, row, kinds in calls:
+    for name, block, (x, context, bias), _, row, groups in calls:
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
-        keys = [key for kind in kinds.split() for key in tokens[kind]]
+        keys = [key for group in groups.split() for key in tokens[group]]
         weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)
         weights = weights[0].mean(0)[row].tolist()
         if len(weights) != len(keys):
-            raise UsageError(f"{name} looks at {len(weights)} tokens, but {kinds!r} in `looks` are "
-                             f"{len(keys)}")
+            raise UsageError(f"{name} looks at {len(weights)} tokens, but {groups!r} in `looks` "
+                             f"are {len(keys)}")
         seen.append((name, [*zip(keys, weights)]))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
@@ -506,7 +508,7 @@ def attention_of(model, instruction, stimulus):
 def draw_attention(folder, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(folder)
-    if not any("grid" in kinds for _, kinds in getattr(model, "looks", {}).values()):
+    if not any("grid" in groups for _, groups in getattr(model, "looks", {}).values()):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn "
                          "(models/README.md: `looks`)")
     subset = subset or near_and_far(config["split"])[0]
@@ -556,14 +558,14 @@ PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 
 def states(model, trials):
-    """Place -> the states (n, C) of the token that answers, after each module that a model names in
-    `looks`, blocks by their number in the order of computing, and the features. Left out are blocks
+    """Place -> the states (n, C) of the tokens that a model names in `looks`, after each of these
+    modules, blocks by their number in the order of computing, and the features. Left out are blocks
     that not all trials have: FindTfmr loops until its answers stay."""
     places = collections.defaultdict(list)
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         features, calls = watch(model, *tokens)
-        for number, (name, _, _, output, row, kinds) in enumerate(calls, 1):
-            places[f"block {number}" if kinds else name].append(output[:, row])
+        for number, (name, _, _, output, row, groups) in enumerate(calls, 1):
+            places[f"block {number}" if groups else name].append(output[:, row])
         places["features"].append(features)
     whole = {place: torch.cat(parts).double() for place, parts in places.items()}
     return {place: x for place, x in whole.items() if len(x) == len(trials.answer)}
@@ -616,7 +618,7 @@ def measure(folder):
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
     found["alignment"] = dict(zip(("stimulus", "instruction", "answer"),
-                                  alignment(test_x["features"], test)))
+                                  alignment(test_x["features"], test)))  # of the trained one
     return found
 
 

@@ -160,9 +160,9 @@ def make_optimizers(model, name, lr, decay):
 
 
 class Muon(torch.optim.Optimizer):
-    """Moves each matrix by its momentum, made orthogonal (Jordan et al. 2024): whatever the
-    gradient's size, all singular values of a step are near 1. It computes what torch.optim.Muon
-    does, but in float32, which every CPU has units for."""
+    """Moves each matrix by its momentum, made orthogonal (Jordan et al. 2024), so that the
+    gradient's size does not matter. A matrix with more rows than columns moves further, by `scale`.
+    It computes what torch.optim.Muon does, but in float32, which every CPU has units for."""
 
     def __init__(self, matrices, peak):
         super().__init__(matrices, {"lr": peak, "peak": peak})
@@ -232,7 +232,7 @@ def check_imports(path, source):
             names = ["models" if node.level else node.module]  # level: `from . import`
         for name in (name.partition(".")[0] for name in names):
             here = Path(__file__).with_name(name)
-            if name not in known and (here.is_dir() or here.with_suffix(".py").exists()):
+            if name not in known and (any(here.glob("*.py")) or here.with_suffix(".py").exists()):
                 raise UsageError(f"{path.name} imports {name}, of which a run keeps no copy: put "
                                  "the code into one file")
 

@@ -183,7 +183,7 @@ class Model(nn.Module):
         self.readout = nn.Linear(dim, data.CLASSES)
 
     def translate(self, instruction, stimulus):  # -> rule (B, T + 1, 8), stimulus (B, 101, 3)
-        rule = [self.numbers[instruction[:, :, :1].long()]]
+        rule = [self.numbers[instruction[:, :, :1]]]
         for pair in instruction[:, :, 1:3], instruction[:, :, 3:]:
             when = (pair > 0).any(2, True).int()  # is there a selector?
             rule += [pair.maximum(when), when]  # where it has no color, that is 1, like red

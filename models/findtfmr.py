@@ -31,7 +31,7 @@ The Neural Data Router (2110.07732) also learns which operator feeds which, by g
 for the nearest match. All else is as in looptfmr.py. Differs from the paper: all of it is new.
 Arguments:
 
-    strays=12     at most so many; each step draws their number
+    strays=12     at most so many, 1 or more; each step draws their number
 """
 import math
 
@@ -101,7 +101,7 @@ class Stimulus(nn.Module):
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
         count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
@@ -182,8 +182,8 @@ class Model(nn.Module):
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)
         B, O, S, N = *operators.shape[:2], objects.shape[1], numbers.shape[1]
-        one = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
-        bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None]
+        zeros = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
+        bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)
         drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # their answers are strays
         sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C), by the last digit
@@ -202,9 +202,9 @@ class Model(nn.Module):
             if not (self.training or changed.any()):
                 break
             answers = answers @ self.answers  # (B, O, C)
-            strays = answers.detach().flatten(0, 1)[drawn]
+            borrowed = answers.detach().flatten(0, 1)[drawn]
             # a trial that is done keeps what it knows: for it, more loops repeat the last one
-            known = torch.where(changed, torch.cat([answers, strays], 1) + sides, known)
+            known = torch.where(changed, torch.cat([answers, borrowed], 1) + sides, known)
         return features
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

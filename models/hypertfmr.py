@@ -75,7 +75,7 @@ class Stimulus(nn.Module):
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
         count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 

@@ -72,7 +72,7 @@ class Stimulus(nn.Module):
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
         count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
@@ -150,8 +150,8 @@ class Model(nn.Module):
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)
         B, O, S = len(operators), operators.shape[1], objects.shape[1]
-        one = x_log_count.new_zeros(B, O)  # log 1: an answer is there once
-        bias = torch.cat([x_log_count, one, y_log_count], 1)[:, None, None] + self.bias_of(O, S)
+        zeros = x_log_count.new_zeros(B, O)  # log 1: an answer is there once
+        bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None] + self.bias_of(O, S)
         sides = torch.cat([torch.zeros_like(self.sides[:1]), self.sides.repeat(O // 2, 1)])
         known = sides.expand(B, -1, -1)  # no answers yet
         for loop in range(O.bit_length()):  # levels: 1, 3, 7, 15, 31 operators have 1, 2, 3, 4, 5

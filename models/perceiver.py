@@ -80,7 +80,7 @@ class Stimulus(nn.Module):
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
         count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
@@ -153,7 +153,7 @@ class Model(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
                                  nn.GELU(), nn.Linear(2 * dim, dim))
         self.looks = {"ask_instruction": (0, "question"), "ask_each_other": (0, "latents"),
-                      "ask_stimulus": (0, "grid")}  # for eval.py
+                      "ask_stimulus": (0, "grid")}  # for eval.py; with first=ask, the root's token
         self.apply(init)
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

@@ -10,6 +10,7 @@ import pathlib
 import random
 import re
 import time
+import types
 from collections import Counter
 
 import pytest
@@ -194,6 +195,20 @@ def test_nothing_held_out_is_trained(split, depth, n, sizes):
                       for leaf in tree[-2:]} for subset in sizes}
     assert {subset: len(asked[subset]) for subset in sizes} == sizes
     assert not any(asked["train"] & asked[subset] for subset in sizes if subset != "train")
+
+
+@pytest.mark.parametrize("shapes, colors", [(26, 10), (8, 10), (10, 6)])
+def test_as_many_shapes_and_colors_as_one_likes(shapes, colors):
+    """... of which systematic1 holds out a half each."""
+    source = pathlib.Path(data.__file__).read_text(encoding="utf-8")
+    old, new = "SHAPES, COLORS, GRID = 10, 10,", f"SHAPES, COLORS, GRID = {shapes}, {colors},"
+    assert old in source
+    edited = types.ModuleType("data")
+    exec(source.replace(old, new), vars(edited))
+    (_, _, _, low), (_, _, high, _) = (pool for pool in edited.TRAINED1.pools)
+    assert (low, high) == (range(colors // 2), range(shapes // 2, shapes))
+    made = edited.trials("systematic1", "iid", 300)
+    assert made.stimulus.amax((0, 1)).tolist() == [shapes, colors]
 
 
 # ---- streams ------------------------------------------------------------------------------------

@@ -278,6 +278,16 @@ def test_a_model_that_needs_another_file_is_refused(tmp_path, capsys, student, l
         train.check_imports(Path("data.py"), b"def f():\n    import tests.bench")
 
 
+def test_a_folder_without_code_is_no_module(tmp_path, monkeypatch):
+    """... such as wandb/, which the package of this name writes here."""
+    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
+    (tmp_path / "wandb").mkdir()
+    train.check_imports(Path("mine.py"), b"import wandb")
+    (tmp_path / "wandb" / "mine.py").touch()
+    with pytest.raises(data.UsageError, match="mine.py imports wandb"):
+        train.check_imports(Path("mine.py"), b"import wandb")
+
+
 def test_a_run_is_saved_every_few_minutes(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "SAVE_EVERY", 0)
     steps, save = [], train.save
