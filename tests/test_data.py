@@ -201,10 +201,11 @@ def test_nothing_held_out_is_trained(split, depth, n, sizes):
 def test_as_many_shapes_and_colors_as_one_likes(shapes, colors):
     """... of which systematic1 holds out a half each."""
     source = pathlib.Path(data.__file__).read_text(encoding="utf-8")
-    old, new = "SHAPES, COLORS, GRID = 10, 10,", f"SHAPES, COLORS, GRID = {shapes}, {colors},"
-    assert old in source
+    source, found = re.subn(r"(?m)^SHAPES, COLORS, GRID = \d+, \d+,",
+                            f"SHAPES, COLORS, GRID = {shapes}, {colors},", source)
+    assert found == 1
     edited = types.ModuleType("data")
-    exec(source.replace(old, new), vars(edited))
+    exec(source, vars(edited))
     (_, _, _, low), (_, _, high, _) = (pool for pool in edited.TRAINED1.pools)
     assert (low, high) == (range(colors // 2), range(shapes // 2, shapes))
     made = edited.trials("systematic1", "iid", 300)
