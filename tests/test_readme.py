@@ -206,6 +206,15 @@ def test_code_and_sizes_of_models_are_quoted_right():
         assert size == f"{sum(p.numel() for p in module_of(name).Model().parameters()):,}"
 
 
+def test_tables_are_whole():
+    """A rule below the head, and as many cells in each row."""
+    tables = re.findall(r"(?:^\|.*\n)+", TEXT, re.M)
+    assert len(tables) > 12
+    for head, rule, *rows in map(str.splitlines, tables):
+        assert re.fullmatch(r"[|: -]+", rule) and rows, head
+        assert {row.count("|") for row in [rule, *rows]} == {head.count("|")}, head
+
+
 def test_links_resolve_and_tables_of_results_name_their_command():
     titles = r"^\| (?:hidden states|(?:\w+, )?accuracy in %)[, ]"
     assert len(TABLES) == len(re.findall(titles, TEXT, re.M))
