@@ -4,10 +4,10 @@ A trial asks one question about a grid of objects, each of a shape and a color. 
 letters. The question is a tree of operators:
 
     instruction (T, 5)                       stimulus (100, 2)           answer
-    IfElse                                   . . . . . . . . . .
-     |- if    Exist(red a)               +   . a . . . b . . . .    ->   one of 138 classes
-     |- then  GetColor(b)                    . . . . c . . a . .         (ANSWERS)
-     '- else  SumEven(blue c, pink d)        . . d . . . (10 rows)
+    0  Exist(red a)                          . . . . . . . . . .
+    1  IfElse                            +   . a . . . b . . . .    ->   one of 138 classes
+    2    then GetColor(b)                    . . . . c . . a . .         (ANSWERS)
+    3    else SumEven(blue c, pink d)        . . d . . . (10 rows)
 
 An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. Tokens come
 level by level: an operator, its IfElse, its two branches, their two IfElses, their four branches,
@@ -22,11 +22,13 @@ import math
 import os
 import random
 import sys
+from pathlib import Path
 from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
 
+SOURCE = Path(__file__).read_bytes()  # as it runs, for train.py
 SHAPES, COLORS, GRID = 10, 10, 10  # the first 10 shapes of 26, like the authors
 SHAPE_NAMES = "abcdefghijklmnopqrstuvwxyz"
 COLOR_NAMES = "red green blue yellow purple orange white pink cyan brown".split()
@@ -141,6 +143,8 @@ def check(split):
         for pool in subset.pools:
             some_of(leaves, pool.leaves, f"{where} leaves")
             some_of(conditions, pool.conditions, f"{where} conditions")
+            for name in pool.leaves + pool.conditions:
+                some_of((1, 2), OPERATORS[name].objects, f"objects of {name}")
             some_of(range(SHAPES), pool.shapes, f"{where} shapes")
             some_of(range(COLORS), pool.colors, f"{where} colors")
 
@@ -190,7 +194,7 @@ def draw(subset, depth, rng):
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
         for _ in range(20):  # new operators after each failure would make those rare that need many
-            try:
+            with contextlib.suppress(RunOut):
                 pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
                 tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
                 path, i = [], 0
@@ -199,8 +203,6 @@ def draw(subset, depth, rng):
                     i = 2 * i + 1 if tree[i].truth else 2 * i + 2
                 distractors = rng.choices(spare, k=number)
                 return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
-            except RunOut:
-                continue
     raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out, or an "
                      f"operator is almost always True or False: {pool}")
 
@@ -208,9 +210,9 @@ def draw(subset, depth, rng):
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
     asked, shown, pairs = set(), set(), {}  # pairs that some operator asks for, or may show
-    gets = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
-    exists = [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
-    for i in gets + exists:  # first, since they need more pairs than they ask about
+    first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
+    first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
+    for i in first:  # they need more pairs than they ask about
         pairs[i] = draw_apart(names[i], pool, asked, shown, rng)
     others = [i for i in range(len(names)) if i not in pairs]
     free = [(shape, color) for shape in pool.shapes for color in pool.colors]

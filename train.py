@@ -44,7 +44,7 @@ MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 500, 300  # steps; steps; per test set, on the way
 SAVE_EVERY = 180  # seconds, where that is less than the steps between two reports
-CODE = {path: path.read_bytes() for path in (Path(data.__file__), Path(__file__))}  # as it runs
+SOURCE = Path(__file__).read_bytes()  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
 
@@ -184,11 +184,12 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(x):  # (rows, columns)
     """Brings singular values that are not tiny near 1, between 0.7 and 1.2: five Newton-Schulz
     iterations, each a polynomial of odd powers, which acts on the singular values alone."""
-    if len(x) > len(x.T):
+    if x.shape[0] > x.shape[1]:
         return orthogonal(x.T).T  # smaller products
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.T
+        # 3.4445 x - 4.775 (x x.T) x + 2.0315 (x x.T)^2 x
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
     return x
 
@@ -198,7 +199,7 @@ def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
     code there. UsageError if the run there was made with other code, unless `again` removes it."""
     model = Path(module_of(config["model"]).__file__)
-    code = CODE | {model: model.read_bytes()}
+    code = {Path(data.__file__): data.SOURCE, Path(__file__): SOURCE, model: model.read_bytes()}
     for path in code:
         check_imports(path, code[path])
     result, checkpoint = folder / "result.json", folder / "checkpoint.pt"

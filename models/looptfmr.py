@@ -136,7 +136,8 @@ class Model(nn.Module):
             self.scores = nn.Parameter(torch.zeros(2, heads, 5))
         else:
             self.register_buffer("scores", torch.full((2, 1, 5), -math.inf), persistent=False)
-            self.scores[0, :, SELF] = self.scores[1, :, [LEFT, RIGHT]] = 0
+            self.scores[0, :, SELF] = 0
+            self.scores[1, :, [LEFT, RIGHT]] = 0
         self.apply(init)
 
     def bias_of(self, O, S):  # -> (H or 1, 2 O, 3 O + S), by whose a key is

@@ -103,6 +103,12 @@ def random_subset(seed, depths):
 ONE = Pool(("GetShape",), colors=(0,))  # at depth 3, each GetShape needs its own color
 
 
+def test_an_operator_has_one_or_two_objects(monkeypatch):
+    monkeypatch.setitem(data.OPERATORS, "Exist", data.OPERATORS["Exist"]._replace(objects=(1, 3)))
+    with pytest.raises(data.UsageError, match=r"objects of Exist must be some of 1, 2"):
+        trials("productive", "depth3", 1)
+
+
 @pytest.mark.parametrize("says, subset", [  # why refused; "": it is met; None: either
     ("depths must", Subset(depths=(2,))), ("distractors must", Subset(distractors=(0, 5))),
     ("conditions must", Subset((Pool(), Pool(conditions=("GetColor",))))),
@@ -205,6 +211,7 @@ def test_as_many_shapes_and_colors_as_one_likes(shapes, colors):
                             f"SHAPES, COLORS, GRID = {shapes}, {colors},", source)
     assert found == 1
     edited = types.ModuleType("data")
+    edited.__file__ = data.__file__
     exec(source, vars(edited))
     (_, _, _, low), (_, _, high, _) = (pool for pool in edited.TRAINED1.pools)
     assert (low, high) == (range(colors // 2), range(shapes // 2, shapes))

@@ -1,6 +1,8 @@
 """Baselines, kinds of trials, attention and hidden states by hand. Then the command line."""
 import json
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +85,7 @@ STATES = {  # of models that know a part, the answer or nothing
     "stimulus": lambda _, stimulus: F.one_hot(stimulus, 11).flatten(1),
     "answer": lambda *tokens: F.one_hot(data.solve(*tokens), data.CLASSES),
     "nothing": lambda _, stimulus: torch.zeros(len(stimulus), data.CLASSES)}  # says True
+SIGNS = torch.tensor([-1, *[1] * 19])[:, None]  # of 20 trials, one is answered wrong
 
 
 def test_scores_and_mistakes_of_known_answers():
@@ -92,6 +95,8 @@ def test_scores_and_mistakes_of_known_answers():
     assert list(result["accuracy"]) == TESTS and {*perfect["accuracy"].values()} == {1}
     assert result["accuracy"]["ood"] == pytest.approx(right.mean().item())
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
+    nearly = score(lambda *tokens: STATES["answer"](*tokens) * SIGNS, "systematic1", 20, "cpu")
+    assert {*nearly["accuracy"].values()} == {0.95} and evaluation.LEARNED == 0.95
     config = {"split": "systematic1"}
     assert mistakes(STATES["answer"], config, 500) == "0 of 1,000 are wrong."
     wrong = (data.trials("systematic1", "iid", 1000).answer != data.TRUE).sum()
@@ -267,15 +272,16 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert "(0/2)" in table and "±" in table and "other" not in table
 
 
-def fake(folder, accuracy, **changes):
+def fake(folder, accuracy, chance=0.3, **changes):
     """A finished run in <out>/<split>/<model>/<settings>/seed<k>, without weights."""
     split, model, settings, seed = folder.parts[-4:]
-    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:]), "lr": 1}
+    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:]), "lr": 1,
+              "test_trials": 10}
     tests = evaluation.tests_of(split)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({
         "config": config | changes, "accuracy": dict.fromkeys(tests, accuracy), "kinds": {},
-        "baselines": dict.fromkeys(tests, {"chance": 0.3} | (
+        "baselines": dict.fromkeys(tests, {"chance": chance} | (
             {"condition-blind": 0.4} if split in ("systematic3", "productive") else {}))}))
 
 
@@ -307,12 +313,46 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
     assert [*rows("c")[0]] == ["chance", "rnn", "rnn, seed 2, other rnn.py"]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
-    assert rows("a/distractor", "a/distractor/rnn")[0] == first  # copies count once
+    assert rows("a/distractor", "a/distractor/rnn")[0] == first  # what is named twice counts once
     *_, summary = rows("a/distractor/sstfmr", "a/productive/sstfmr")
     assert [*summary] == ["chance", "sstfmr"]  # of a single model, too
     (tmp_path / "empty").mkdir()
     err = output(capsys, tmp_path / "a", tmp_path / "empty").err
     assert err == f"not shown: no finished run in {tmp_path / 'empty'}\n"
+
+
+def test_a_copied_folder_does_not_count_twice(tmp_path, capsys):
+    fake(tmp_path / "distractor/rnn/default/seed0", 0.5)
+    fake(tmp_path / "distractor/rnn/default/seed1", 0.7)
+    shutil.copytree(tmp_path / "distractor/rnn/default/seed1", copied := tmp_path /
+                    "distractor/rnn/default/seed1 (copy)")
+    shown = output(capsys, tmp_path)
+    assert " 60.0±14.1 (0/2) " in shown.out
+    assert shown.err == f"not shown: {copied}, a seed that distractor, rnn has already\n"
+
+
+def test_a_run_that_leaves_a_row_does_not_speak_for_it(tmp_path, capsys):
+    """Seed 1, with another lr, has the only code; that of seed 2 is compared with nobody's."""
+    for seed, changes in enumerate(({}, {"lr": 2}, {})):
+        fake(folder := tmp_path / f"distractor/rnn/default/seed{seed}", 0.5, **changes)
+        if seed:
+            (folder / "rnn.py").write_text(f"# {seed}")
+    assert "| rnn, seed 1, other lr " in (table := output(capsys, tmp_path).out)
+    assert "seed 2" not in table
+
+
+def test_baselines_are_those_of_the_most_trials(tmp_path, capsys):
+    for model, chance, trials in ("rnn", 0.1, 10), ("sstfmr", 0.2, 1_000), ("gru", 0.3, 10):
+        fake(tmp_path / f"distractor/{model}/default/seed0", 0.5, chance, test_trials=trials)
+    assert re.search(r"\| chance +\| +20.0 ", output(capsys, tmp_path).out)
+
+
+def test_a_split_that_changes_has_new_test_sets(monkeypatch):
+    """... as in a notebook."""
+    for operator in "GetColor", "GetShape":
+        alone = Subset((Pool((operator,)),))
+        monkeypatch.setitem(data.SPLITS, "mine", {"train": alone, "iid": alone})
+        assert [*evaluation.test_set("mine", "iid", 5)[1]] == [operator]
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",

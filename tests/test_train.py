@@ -263,6 +263,15 @@ def test_logits_that_are_not_finite_end_a_run(tmp_path, capsys, student):
     assert line.endswith("seed0: on depth7 of productive, logits of the model are not finite")
 
 
+def test_a_run_keeps_the_code_as_it_was_imported(tmp_path, monkeypatch):
+    """... even if the files have changed since."""
+    for module in data, train:
+        monkeypatch.setattr(module, "SOURCE", f"# {module.__name__}, before an edit".encode())
+    folder, = run(tmp_path)
+    kept = [(folder / name).read_text() for name in ("data.py", "train.py")]
+    assert kept == ["# data, before an edit", "# train, before an edit"]
+
+
 @pytest.mark.parametrize("line, name", [
     ("from models.gru import Rows", "models"), ("from .gru import Rows", "models"),
     ("import torch, models.gru as other", "models"), ("from eval import percent", "eval")])
@@ -273,7 +282,7 @@ def test_a_model_that_needs_another_file_is_refused(tmp_path, capsys, student, l
     said, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
     assert said.endswith(f"seed0: mine.py imports {name}, of which a run keeps no copy: put the "
                          "code into one file")
-    train.check_imports(Path("train.py"), train.CODE[Path(train.__file__)])
+    train.check_imports(Path("train.py"), train.SOURCE)
     with pytest.raises(data.UsageError, match="data.py imports tests"):
         train.check_imports(Path("data.py"), b"def f():\n    import tests.bench")
 
