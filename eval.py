@@ -246,7 +246,7 @@ def runs_below(folders):
 
 
 def rows_of(runs):
-    """(split, row) -> the results of its seeds. Baselines come first, those of the most test trials.
+    """(split, row) -> the results of its seeds. Baselines come first, from the most test trials.
     Then come models with their settings, and with their --out if there are several. A run that
     differs from those before it in config or code has a row of its own, which says in what. A seed
     that a row has already is left out, with a line on stderr."""
