@@ -81,6 +81,17 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
                                 "no binding": (1 / 2 + 2 / 5) / 3})
 
 
+def test_baselines_of_a_set_count_its_leaves_and_know_its_operators():
+    made, _, found = evaluation.test_set("productive", "depth9", 50)
+    leaves = [[node.answer for node in data.evaluate(*tokens)[15:]] for tokens in zip(*made[:2])]
+    shares = map(evaluation.vote, leaves, made.answer.tolist())  # of 16 leaves each
+    assert found["condition-blind"] == pytest.approx(sum(shares) / 50)
+    made, _, found = evaluation.test_set("systematic1", "ood", 100)
+    by_operator = chance(data.SPLITS["systematic1"]["ood"])
+    names = [list(data.OPERATORS)[number - 1] for number in made.instruction[:, 0, 0]]
+    assert found["chance"] == pytest.approx(sum(map(by_operator.get, names)) / 100)
+
+
 STATES = {  # of models that know a part, the answer or nothing
     "stimulus": lambda _, stimulus: F.one_hot(stimulus, 11).flatten(1),
     "answer": lambda *tokens: F.one_hot(data.solve(*tokens), data.CLASSES),
@@ -102,6 +113,8 @@ def test_scores_and_mistakes_of_known_answers():
     wrong = (data.trials("systematic1", "iid", 1000).answer != data.TRUE).sum()
     assert mistakes(STATES["nothing"], config, 0, "iid") == f"{wrong} of 1,000 are wrong."
     text = mistakes(STATES["nothing"], config, 3)
+    first = next(trial for trial in zip(*made) if trial[2] != data.TRUE)  # of the hardest set
+    assert data.show(first) in text
     assert text.count("says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
 
 
@@ -244,9 +257,31 @@ def test_states_are_those_of_the_token_that_answers(name, changes, places):
     assert len(found) == places + 1 and ("code" in found) == (name == "hypertfmr")
     assert all(len(x) == 120 for x in found.values())
     assert torch.allclose(found["features"].float(), evaluation.predict(model.features, made))
+    if name == "sstfmr":  # EOS comes last
+        outputs = []
+        model.blocks[0].register_forward_hook(lambda *call: outputs.append(call[2]))
+        model.features(*(part[:50] for part in made[:2]))
+        assert torch.allclose(found["block 1"][:50].float(), outputs[0][:, -1])
     if name in ("sstfmr", "looptfmr"):
         last = model.norm(found[f"block {places}"].float())
         assert torch.allclose(last, found["features"].float(), atol=1e-5)
+
+
+def test_measured_are_states_before_and_after_training_on_both_sets(trained, monkeypatch):
+    weights, answers, states = [], [], evaluation.states
+
+    def note(model, made):
+        weights.append(model.readout.weight.clone())
+        answers.append(made.answer)
+        return states(model, made)
+    monkeypatch.setattr(evaluation, "states", note)
+    monkeypatch.setattr(evaluation, "FIT", 300)
+    evaluation.measure(trained)
+    near = data.trials("systematic1", "iid", 300, seed=1).answer
+    far = data.trials("systematic1", "ood", evaluation.PROBES).answer
+    before, after = (load(trained, trained=when)[0].readout.weight for when in (False, True))
+    assert all(map(torch.equal, answers, (near, far, near, far)))
+    assert all(map(torch.equal, weights, (before, before, after, after)))
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -373,6 +408,17 @@ def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flag
     if flags == "--why":  # is kept in result.json, and printed from there
         change(finished / "checkpoint.pt", None)
         assert ADDS[flags] in output(capsys, finished, *flags.split()).out
+
+
+def test_mistakes_are_of_the_subset_and_attention_is_the_first_runs(tmp_path, capsys, monkeypatch):
+    first, second = run(tmp_path, "--seed", "0", "1")
+    monkeypatch.setattr(evaluation, "mistakes", lambda *of: f"asked for {of[3]}")
+    assert "asked for iid" in output(capsys, first, "--show", "1", "--subset", "iid").out
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(evaluation, "save", lambda figure, _: drawn.append(figure.get_suptitle()))
+    output(capsys, first, second, "--attention", "x.png")
+    assert ", seed 0; systematic1, iid, trial 0\n" in drawn[0]
 
 
 def test_every_row_has_a_color_of_its_own_and_a_model_one_in_all_pictures():

@@ -72,7 +72,14 @@ def test_sizes_follow_data(name, what, larger, monkeypatch):
     changes = {"embed": "onehot"} if name == "authors" else {}  # of numbers, it has no table
     before = sum(p.numel() for p in make(name, **changes).parameters())
     monkeypatch.setattr(data, what, larger)
-    assert sum(p.numel() for p in make(name, **changes).parameters()) > before
+    model = make(name, **changes)
+    assert sum(p.numel() for p in model.parameters()) > before
+    if what != "OPERATORS":  # question and grid may name the new one
+        instruction, stimulus, part = *map(torch.clone, BATCH[:2]), int(what == "COLORS")
+        instruction[:, [0, 2, 3], 1 + part] = larger
+        stimulus[:, :9] = 1
+        stimulus[:, :9, part] = larger
+        assert model(instruction, stimulus).isfinite().all()
 
 
 @each_shipped
@@ -218,7 +225,7 @@ def test_findtfmr_places_a_tree_anywhere_and_strays_elsewhere(O, roots):
 
 
 def find_branches(model):
-    """Sets the score by hand: 0 for an operator's branches, at most -100 for all others. With digits
+    """Sets the score by hand: 0 for an operator's branches, at most -100 for others. With digits
     s, k of them, of the one that looks, and t, l of them, of the other one, it is 100 times
 
         s @ t - k  (0 if t begins like s, or else less)  -  (l - k - 1) ** 2
@@ -265,6 +272,20 @@ def test_findtfmr_knows_operators_by_their_numbers_alone():
     near(moved[:, 3], before)
     other = model.solve(operators, order.flip(0)[None] + 1, grid)  # the root has row 3 again
     assert ((other[:, 3] - before).abs().amax(1) > 1e-3).all()
+
+
+def test_findtfmr_trains_with_strays_and_with_a_loop_more_or_not():
+    """Beside three operators are 0 to 12 strays. Half of the steps have three loops, not two."""
+    model, seen, loops, numbers = make("findtfmr").train(), [], [], []
+    model.blocks[0].register_forward_hook(lambda _, inputs, x: seen.append(inputs[1].shape[1]))
+    others = 6 + model.stimulus(BATCH.stimulus)[0].shape[1]  # beside the answers
+    for _ in range(100):
+        seen.clear()
+        model(*BATCH[:2])
+        loops.append(len(seen))
+        numbers += [size - others for size in seen]
+    assert {*numbers} == {*range(3, 16)}
+    assert {*loops} == {2, 3} and 30 < loops.count(2) < 70
 
 
 def test_operators_of_findtfmr_see_the_answers_of_all_others():

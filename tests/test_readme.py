@@ -227,3 +227,5 @@ def test_links_resolve_and_tables_of_results_name_their_command():
             names = re.findall(r"^#+ (.*)$", page_there, re.M)
             slugs = [re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in names]
             assert not heading or heading in slugs, (page, heading)
+        for path in re.findall(r'src="([^"]+)"', text):
+            assert ((ROOT / page).parent / path).exists(), (page, path)

@@ -155,6 +155,38 @@ def test_a_flag_reaches_configuration_folder_and_weights(tmp_path, trained, flag
     assert (folder.parent.name == trained.parent.name) == (key in unnamed)
 
 
+def test_a_seed_is_of_weights_and_of_trials(tmp_path, monkeypatch):
+    learn, weights, grids = train.learn, [], []
+
+    def note(model, optimizers, batch, *others):
+        weights.append(model.readout.weight.detach().clone())
+        grids.append(batch.stimulus)
+        return learn(model, optimizers, batch, *others)
+    monkeypatch.setattr(train, "learn", note)
+    run(tmp_path, "--seed", "0", "3", "--steps", "1")
+    assert not torch.equal(*weights) and not torch.equal(*grids)
+
+
+def test_workers_draw_in_the_background(tmp_path, monkeypatch):
+    learn, children = train.learn, []
+    monkeypatch.setattr(train, "learn", lambda *of: (
+        children.append(len(multiprocessing.active_children())), learn(*of))[1])
+    run(tmp_path, "--workers", "2")
+    assert children[0] == 2
+
+
+def test_a_step_reports_accuracy_and_clips_gradients():
+    model, norms = module_of("mlp").Model(dim=16), []
+    model.readout.weight.data.mul_(1_000)
+    spy = Mock(param_groups=[{"peak": 1}], step=lambda: norms.append(
+        sum(p.grad.norm() ** 2 for p in model.parameters()).item() ** 0.5))
+    batch = data.trials("distractor", "iid", 8)
+    said = model(*batch[:2]).argmax(1)
+    answer = said.where(torch.arange(8) < 6, (said + 1) % data.CLASSES)  # 6 of 8 are right
+    assert train.learn(model, [spy], batch._replace(answer=answer), 1, "cpu")[1] == 6 / 8
+    assert norms == pytest.approx([1], abs=1e-3)  # 1 at most
+
+
 # ---- training -----------------------------------------------------------------------------------
 def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path, "--steps", "12")
@@ -390,6 +422,7 @@ def test_a_stop_saves_and_the_same_command_goes_on_to_the_same_bits(
     with pytest.raises(SystemExit, match="^130$"):
         train.main(flags)
     cut = next(tmp_path.glob("cut/**/seed0"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a notebook lives on
     assert torch.load(cut / "checkpoint.pt")["step"] == 5 and not (cut / "result.json").exists()
     with pytest.raises(SystemExit, match="^130$"), monkeypatch.context() as patch:
         patch.setattr(train, "score", lambda model, split, n, device: (
