@@ -433,6 +433,8 @@ def test_a_stop_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     train.main(flags)
     assert f"{cut}, from step 6\n" in capsys.readouterr().out and bits(cut) == bits(whole)
+    seconds = [row["seconds"] for row in read(cut / "result.json")["log"]]
+    assert seconds == sorted(seconds)  # they go on, too
 
 
 @pytest.mark.slow
