@@ -9,10 +9,11 @@ letters. The question is a tree of operators:
     2    then GetColor(b)                    . . . . c . . a . .         (ANSWERS)
     3    else SumEven(blue c, pink d)        . . d . . . (10 rows)
 
-An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. Tokens come
-level by level: an operator, its IfElse, its two branches, their two IfElses, their four branches,
-and so on. Operators alone count from 0, the root: operator i leads to operator 2 i + 1 if it is
-True, else to 2 i + 2. A stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
+An instruction token is (operator, shape 1, color 1, shape 2, color 2), 0 = none. A selector is
+one shape and color of it, as in "red a", or "b" alone. Tokens come level by level: an operator,
+its IfElse, its two branches, their two IfElses, their four branches, and so on. Operators alone
+count from 0, the root: operator i leads to operator 2 i + 1 if it is True, else to 2 i + 2. A
+stimulus token is (shape, color) of cell 10 * row + column, 0 = empty.
 
 What differs from the authors' own trials (github.com/IBM/gcog) is said where it is done.
 """
@@ -47,7 +48,7 @@ class UsageError(ValueError):
 class Operator(NamedTuple):
     question: str  # {} stands for its objects
     holds: Callable | None = None  # if it asks about places: ((row, column), ...) -> True or False
-    objects: tuple = (1, 2)  # how many it may have, at most 2; at depth 1: the least
+    objects: tuple = (1, 2)  # how many it may have, 1 or 2; a question of depth 1 has the least
 
 
 OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator goes to the end
@@ -75,7 +76,7 @@ LONGEST = OPERATOR_ROWS[-1] + 1  # 46 rows, at depth 9
 # ---- the splits ---------------------------------------------------------------------------------
 class Pool(NamedTuple):
     """What one kind of trial asks about. Distractors are of all shapes and colors."""
-    leaves: tuple = ("Exist", *GETS, *PARITIES)  # operators; at depth 1, the one there is
+    leaves: tuple = ("Exist", *GETS, *PARITIES)  # the lowest operators; at depth 1, the only one
     conditions: tuple = ("Exist", *PARITIES)  # operators that lead to others
     shapes: range = range(SHAPES)  # of the objects that selectors name
     colors: range = range(COLORS)
@@ -91,9 +92,10 @@ class Subset(NamedTuple):
 
 LOW_SHAPES, HIGH_SHAPES = range(SHAPES // 2), range(SHAPES // 2, SHAPES)
 LOW_COLORS, HIGH_COLORS = range(COLORS // 2), range(COLORS // 2, COLORS)
-# systematic1 holds out pairs of operator and object. In training, operators A ask about low colors,
-# as in Exist(red a), and B about high shapes, as in SumOdd(pink j). The test swaps them:
-# Exist(pink j), SumOdd(red a). (Half of the pairs in the authors' test are also in their training.)
+# systematic1 holds out pairs of operator and object. In training, operators A ask about low colors
+# of any shape, as in Exist(red a), and B about high shapes of any color, as in SumOdd(pink j). In
+# the test, A ask about high shapes of high colors, Exist(pink j), B about low ones of low colors,
+# SumOdd(red a). (Half of the pairs in the authors' test are also in their training.)
 OPERATORS_A = "Exist", "SumEven", "ProductEven", "GetShape"
 OPERATORS_B = "SumOdd", "ProductOdd", "GetLocation", "GetColor"
 TRAINED1 = Subset((Pool(OPERATORS_A, colors=LOW_COLORS), Pool(OPERATORS_B, shapes=HIGH_SHAPES)))
@@ -129,22 +131,22 @@ def check(split):
         raise UsageError(f"{split} needs a Subset called train")
     leaves = [name for name in OPERATORS if name != "IfElse"]
     conditions = [name for name in leaves if name not in GETS]  # are answered True or False
-    numbers = [(least, most) for most in range(1, len(CELLS)) for least in range(1, most + 1)]
+    valid = [(least, most) for most in range(1, len(CELLS)) for least in range(1, most + 1)]
     for name, subset in SPLITS[split].items():
         where = f"{split}/{name}:"
         if not isinstance(subset, Subset):
             raise UsageError(f"{where} must be a Subset, not {subset}")
         if not isinstance(subset.pools, tuple) or {*map(type, subset.pools)} != {Pool}:
             raise UsageError(f"{where} pools must be a tuple such as (Pool(),), not {subset.pools}")
-        if subset.distractors not in numbers:  # at least 1, for decoys
+        if subset.distractors not in valid:  # at least 1, for decoys
             raise UsageError(f"{where} distractors must be the least and the largest number, from "
                              f"1 to {len(CELLS) - 1}, such as (1, 5), not {subset.distractors}")
         some_of((1, 3, 5, 7, 9), subset.depths, f"{where} depths")
         for pool in subset.pools:
             some_of(leaves, pool.leaves, f"{where} leaves")
             some_of(conditions, pool.conditions, f"{where} conditions")
-            for name in pool.leaves + pool.conditions:
-                some_of((1, 2), OPERATORS[name].objects, f"objects of {name}")
+            for operator in pool.leaves + pool.conditions:
+                some_of((1, 2), OPERATORS[operator].objects, f"objects of {operator}")
             some_of(range(SHAPES), pool.shapes, f"{where} shapes")
             some_of(range(COLORS), pool.colors, f"{where} colors")
 
@@ -193,7 +195,7 @@ def draw(subset, depth, rng):
         counts = [rng.choice(OPERATORS[name].objects) for name in names]
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
-        for _ in range(20):  # new operators after each failure would make those rare that need many
+        for _ in range(20):  # with the same operators: new ones would favor those that fail less
             with contextlib.suppress(RunOut):
                 pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
                 tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
@@ -209,7 +211,8 @@ def draw(subset, depth, rng):
 
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
-    asked, shown, pairs = set(), set(), {}  # pairs that some operator asks for, or may show
+    asked, shown = set(), set()  # pairs that some operator asks for; that it may show on the grid
+    pairs = {}
     first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
     for i in first:  # they need more pairs than they ask about
@@ -241,8 +244,8 @@ def draw_apart(operator, pool, asked, shown, rng):
         elif operator == "GetShape":  # of red: asks for all that is red, and shows a red b
             asks = {(any_shape, color) for any_shape in range(SHAPES)}
         else:  # Exist(blue c): if False, it shows another color of c and another blue shape
-            shape2 = (shape + rng.randrange(1, SHAPES)) % SHAPES  # another shape
-            color2 = (color + rng.randrange(1, COLORS)) % COLORS  # another color
+            shape2 = (shape + rng.randrange(1, SHAPES)) % SHAPES
+            color2 = (color + rng.randrange(1, COLORS)) % COLORS
             pairs.append((shape2, color2))  # the companion
             shows = {(shape, color), (shape2, color2), (shape, color2), (shape2, color)}
         if asks.isdisjoint(shown) and shows.isdisjoint(asked):
@@ -301,7 +304,8 @@ def encode(tree, path, grid):
     instruction = [[IF_ELSE, 0, 0, 0, 0]] * (rows[-1] + 1)
     for row, (operator, pairs, _) in zip(rows, tree):
         token = [names.index(operator) + 1]
-        for shape, color in pairs[:1] if operator == "Exist" else pairs:
+        asked = pairs[:1] if operator == "Exist" else pairs  # no companion
+        for shape, color in asked:
             token += [0 if operator == "GetShape" else shape + 1,
                       0 if operator == "GetColor" else color + 1]
         instruction[row] = token + [0] * (5 - len(token))
@@ -372,7 +376,7 @@ class Batches(torch.utils.data.Dataset):
         return stream(self.name, self.subset, depth, numbers)
 
 
-# ---- the oracle: reads tokens only, and shares nothing with the generator but OPERATORS ---------
+# ---- the oracle: reads tokens only, and shares no function with the generator but `holds` -------
 class Solved(NamedTuple):
     """An operator as the oracle reads it."""
     operator: str
@@ -435,7 +439,7 @@ def describe(solved, i=0):
 
 
 def show(trial):
-    """A trial as text. [Brackets] mark what the answering path asks for. (pi is pink.)"""
+    """A trial as text. [Brackets] mark what the answering path asks for, pi is pink."""
     instruction, stimulus, answer = trial
     solved = evaluate(instruction, stimulus)
     asked = [cell for i in descend(solved) for cells in solved[i].found for cell in cells]
@@ -454,7 +458,7 @@ def ending(parser):
     """Ends a program with one line and exit code 2 if its input is wrong, with 130 at Ctrl-C."""
     try:
         yield
-        print(end="", flush=True)  # sys.stdout may be None
+        print(end="", flush=True)  # a closed pipe fails here, not at exit; stdout may be None
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # its reader has left, as `| head -1` does

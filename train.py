@@ -4,10 +4,11 @@
     python train.py --model all --split all --seed 0 1 2
     python train.py --model looptfmr --help                  # with the model's own flags
 
-A run has a folder, <out>/<split>/<model>/<settings>/seed<k>/. It holds config.json (all that the
-run was made with), copies of data.py, train.py and the model's file, log.csv (how it went),
-checkpoint.pt (to go on from) and, at the end, result.json (its accuracies). After a stop at any
-moment, the same command goes on, and ends with the same bits if it has as many threads.
+A run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, where <settings> are the flags that
+differ from the model's defaults. It holds config.json (all that decides its numbers, and the
+machine that it last ran on), copies of data.py, train.py and the model's file, log.csv (how it
+went), checkpoint.pt (to go on from) and, at the end, result.json (its accuracies). After a stop at
+any moment, the same command goes on, and ends with the same bits if it has as many threads.
 """
 import argparse
 import ast
@@ -43,7 +44,7 @@ TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 500, 300  # steps; steps; per test set, on the way
-SAVE_EVERY = 180  # seconds, where that is less than the steps between two reports
+SAVE_EVERY = 180  # seconds at most between checkpoints; every report makes one, too
 SOURCE = Path(__file__).read_bytes()  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
@@ -67,7 +68,7 @@ def learn(model, optimizers, batch, rate, device):
 
 def rate_at(step, steps, schedule):
     """The learning rate at a step, from 0 on, as a share of its peak: a linear warm-up times half a
-    cosine; or constant."""
+    cosine; or always 1, if constant."""
     if schedule == "constant":
         return 1
     return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -88,12 +89,12 @@ def fit(config, folder, again, workers):
     print(f"{folder}, from step {done:,}" if done else folder, flush=True)
     loader = DataLoader(batches, batch_size=None, sampler=range(done, steps), num_workers=workers,
                         pin_memory=device == "cuda", worker_init_fn=ignore_stops,
-                        generator=torch.Generator())  # or it would draw from the one of dropout
+                        generator=torch.Generator())  # the default one is the model's
     bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
                unit=" trials", unit_scale=size, disable=None)
     saved = time.perf_counter()
     began, stopped = saved - state["seconds"], []
-    at_stop(lambda *_: stopped.append(True))  # after this step
+    at_stop(lambda *_: stopped.append(True))  # the loop asks after each step
     for step, batch in enumerate(bar, done + 1):
         rate = rate_at(step - 1, steps, config["schedule"])
         recent += learn(model, optimizers, batch, rate, device)
@@ -151,7 +152,7 @@ def make_optimizers(model, name, lr, decay):
     the rest. Weight decay is for matrices, or for all."""
     hidden = [module.weight for module in model.modules() if name == "muon"
               and isinstance(module, nn.Linear) and module is not model.readout]
-    others = [p for p in model.parameters() if p not in {*hidden}]
+    others = [p for p in model.parameters() if p not in {*hidden}]  # in a list, == would fail
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
@@ -214,7 +215,7 @@ def prepare(config, folder, again):
             result.unlink(missing_ok=True)
             checkpoint.unlink(missing_ok=True)
         elif result.exists() and read(result)["config"]["test_trials"] == config["test_trials"]:
-            return True
+            return True  # or fit tests it again, without training
     folder.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "torch": torch.__version__,
                "machine": platform.platform(), "threads": torch.get_num_threads()}
@@ -277,7 +278,8 @@ def parser_of(model=None):
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
         add_help=model is not None, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add, whole = parser.add_argument_group("what to run").add_argument, between(1, 10 ** 9)
+    whole = between(1, 10 ** 9)
+    add = parser.add_argument_group("what to run").add_argument
     add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()],
         help=f"which ones; all: {', '.join(ALL)}")
     add("--split", nargs="+", default=["productive"], choices=["all", *data.SPLITS],
@@ -299,8 +301,10 @@ def parser_of(model=None):
     add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
     add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
     add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
-    add("--decay", choices=["matrices", "all"], help="which weights decay")
-    add("--schedule", choices=["cosine", "constant"], help="how the rate falls")
+    add("--decay", choices=["matrices", "all"],
+        help="which of AdamW's weights decay: matrices and tables, or all; Muon's always do")
+    add("--schedule", choices=["cosine", "constant"],
+        help="of the rate; cosine: a warm-up, then it falls to 0; constant: neither")
     module = module_of(model)
     parser.set_defaults(**TRAINING | getattr(module, "TRAINING", {}))
     add = parser.add_argument_group("the model, as its file explains").add_argument
@@ -330,7 +334,8 @@ def configurations(args, argv):
     for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
         parser = parsers[model]
         values = vars(parser.parse_args(argv))
-        arguments = {name: values[name] for name in values if name not in vars(args) | TRAINING}
+        common = vars(args) | TRAINING  # all other flags are arguments of Model
+        arguments = {name: value for name, value in values.items() if name not in common}
         names = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
         settings = "-".join(f"{name}{values[name]}" for name in names
                             if values.get(name) != parser.get_default(name))

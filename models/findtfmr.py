@@ -58,12 +58,12 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     level = torch.randint(LEVELS + 1 - O.bit_length(), (B, 1))
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
     number = torch.arange(1, O + 1)
-    tree = number + (root - 1) * 2 ** number.log2().long()  # its first 1 becomes the root
-    order = torch.rand(B, 2 * LARGEST + 2)  # of all numbers: by lot, but branches of leaves last
-    order.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)
-    order.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
-    free = LARGEST - (O + 1)  # there are O + 1 branches of leaves
-    return order[:, 1:LARGEST + 1].argsort(1)[:, :max(O, min(O + strays, free))] + 1
+    tree = number + (root - 1) * 2 ** number.log2().long()  # 101 below root 11: 1101
+    rank = torch.rand(B, 2 * LARGEST + 2)  # column n is number n's; the lowest ranks are taken
+    rank.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)  # all branches go last, then
+    rank.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # the tree first: only leaves' stay
+    most = max(O, LARGEST - (O + 1))  # without the O + 1 branches of leaves
+    return rank[:, 1:LARGEST + 1].argsort(1)[:, :min(O + strays, most)] + 1
 
 
 class Questions(nn.Module):  # first selectors, second selectors; no positions
@@ -96,13 +96,14 @@ class Stimulus(nn.Module):
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
         empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
+        # trials with fewer objects than `most` have several empty tokens, which share the cells
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
+        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
@@ -113,7 +114,7 @@ class Attention(nn.Module):
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
@@ -143,8 +144,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         nn.init.normal_(module.weight, std=module.in_features ** -0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
 class Model(nn.Module):
@@ -186,7 +187,7 @@ class Model(nn.Module):
         bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)
         drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # their answers are strays
-        sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C), by the last digit
+        sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C); an odd number is right
         known, said = sides, torch.full_like(operators[:, :, 0], -1)  # no answers yet
         loops = 2 * LEVELS  # at most
         if self.training:
@@ -199,7 +200,7 @@ class Model(nn.Module):
             answers = self.readout(features).softmax(2)  # (B, O, 138)
             before, said = said, answers.argmax(2)
             changed = self.training | (said != before).any(1)[:, None, None]  # (B, 1, 1)
-            if not (self.training or changed.any()):
+            if not (self.training or changed.any()):  # no any() in training: it waits for the GPU
                 break
             answers = answers @ self.answers  # (B, O, C)
             borrowed = answers.detach().flatten(0, 1)[drawn]

@@ -67,13 +67,14 @@ class Stimulus(nn.Module):
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
         empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
+        # trials with fewer objects than `most` have several empty tokens, which share the cells
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
+        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
@@ -84,7 +85,7 @@ class Attention(nn.Module):
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
@@ -114,8 +115,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         nn.init.normal_(module.weight, std=module.in_features ** -0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
 class Model(nn.Module):
@@ -132,7 +133,7 @@ class Model(nn.Module):
         self.carry = carry
         self.looks = {"blocks": (0, "operators answers grid")}  # for eval.py
         self.register_buffer("relations", relations(len(data.OPERATOR_ROWS)), persistent=False)
-        if view == "all":  # a score per head: of tokens, of answers, by whose they are
+        if view == "all":  # [0]: of tokens, [1]: of answers; by head, by relation
             self.scores = nn.Parameter(torch.zeros(2, heads, 5))
         else:
             self.register_buffer("scores", torch.full((2, 1, 5), -math.inf), persistent=False)
@@ -153,7 +154,8 @@ class Model(nn.Module):
         B, O, S = len(operators), operators.shape[1], objects.shape[1]
         zeros = x_log_count.new_zeros(B, O)  # log 1: an answer is there once
         bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None] + self.bias_of(O, S)
-        sides = torch.cat([torch.zeros_like(self.sides[:1]), self.sides.repeat(O // 2, 1)])
+        no_side = torch.zeros_like(self.sides[:1])  # the root's; then left, right in turn
+        sides = torch.cat([no_side, self.sides.repeat(O // 2, 1)])
         known = sides.expand(B, -1, -1)  # no answers yet
         for loop in range(O.bit_length()):  # levels: 1, 3, 7, 15, 31 operators have 1, 2, 3, 4, 5
             if loop == 0 or self.carry == "answer":

@@ -14,16 +14,16 @@
 
 The second and the fourth Block are the same one. first=read is this order, the paper's. With
 first=ask, our change, the third Block comes first: every token of the instruction asks the grid for
-its own object, before their Encoder. The second is left out, and the latents ask the instruction
-alone.
+its own object, before their Encoder. Then the latents ask the instruction, and the fourth follows
+at once.
 
 Differs from the paper: 1) width 128; 2) learned stimulus positions, instruction positions with
 wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no
 position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it,
-embeddings with 1; 7) a token per selector; 8) the latents are learned: in the release they are
-zeros, and all ten stay the same; 9) all four are whole blocks: in the release, where latents ask
-each other, no MLP follows, and all the latents' steps share a norm; 10) the MLP before the readout
-has three Linears, not one; 11) no dropout (the release has 0.1).
+embeddings with 1; 7) a token per selector; 8) the latents are learned: in the authors' release
+they are zeros, and all ten stay the same; 9) all four are whole blocks: in the release, where
+latents ask each other, no MLP follows, and all the latents' steps share a norm; 10) the MLP before
+the readout has three Linears, not one; 11) no dropout (the release has 0.1).
 """
 import math
 from typing import Literal
@@ -75,13 +75,14 @@ class Stimulus(nn.Module):
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
         empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
+        # trials with fewer objects than `most` have several empty tokens, which share the cells
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
+        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
@@ -92,7 +93,7 @@ class Attention(nn.Module):
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
@@ -136,8 +137,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         nn.init.normal_(module.weight, std=module.in_features ** -0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
 class Model(nn.Module):

@@ -12,9 +12,12 @@ Differs from the paper: 1) four heads, width 128 (the paper varies the layers; -
 smallest); 2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64
 tokens; 3) Muon, and norms in front, not behind; 4) empty cells have no position; 5) keys have no
 bias; 6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1; 7) a
-token per selector; 8) no dropout (the release has 0.1); 9) positions are added once, in the release
-before every block, and there those of the stimulus go on counting where the instruction's end;
-10) the release has one more MLP behind the last block.
+token per selector; 8) no dropout (the authors' release has 0.1); 9) positions are added once, in
+the release before every block, and there those of the stimulus go on counting where the
+instruction's end; 10) the release has one more MLP behind the last block.
+
+Sizes: B trials, T rows of the instruction, N tokens of it or queries, S tokens of the stimulus, M
+keys, H heads, D of them per head, C = dim = H D in all.
 """
 import math
 from typing import Literal
@@ -68,13 +71,14 @@ class Stimulus(nn.Module):
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
         empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # the one number that a step reads from the device
+        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
         empty_token = shape == 0
         x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # cells per empty token
-        count = torch.cat([share.masked_fill(~empty_token, 1), torch.ones_like(share)], 1)
+        # trials with fewer objects than `most` have several empty tokens, which share the cells
+        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
+        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
         return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
 
 
@@ -85,7 +89,7 @@ class Attention(nn.Module):
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
         self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.key = nn.Linear(dim, dim, bias=False)  # a bias would add the same to every score
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
         q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
@@ -115,8 +119,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         nn.init.normal_(module.weight, std=module.in_features ** -0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Attention):  # it comes after its Linears
-        module.query.weight.data.mul_(0.3)  # look everywhere at first
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
 class Model(nn.Module):
