@@ -59,10 +59,10 @@ def place(B, O, strays):  # -> numbers (B, O + strays), for training
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
     number = torch.arange(1, O + 1)
     tree = number + (root - 1) * 2 ** number.log2().long()  # 101 below root 11: 1101
-    rank = torch.rand(B, 2 * LARGEST + 2)  # column n is number n's; the lowest ranks are taken
-    rank.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)  # all branches go last, then
-    rank.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # the tree first: only leaves' stay
-    most = max(O, LARGEST - (O + 1))  # without the O + 1 branches of leaves
+    rank = torch.rand(B, 2 * LARGEST + 2)  # of each number, by lot
+    rank.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)  # but branches last
+    rank.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
+    most = max(O, LARGEST - (O + 1))  # the O + 1 branches of leaves stay last, and out
     return rank[:, 1:LARGEST + 1].argsort(1)[:, :min(O + strays, most)] + 1
 
 
