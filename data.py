@@ -195,7 +195,7 @@ def draw(subset, depth, rng):
         counts = [rng.choice(OPERATORS[name].objects) for name in names]
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
-        for _ in range(20):  # with the same operators: new ones would favor those that fail less
+        for _ in range(20):  # first with the same operators: new ones favor those that fail less
             with contextlib.suppress(RunOut):
                 pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
                 tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
@@ -480,7 +480,8 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     args = parser.parse_args(argv)
     with ending(parser):
-        subset = args.subset or [*SPLITS[args.split]][:2][-1]  # the one after train, if any
+        tests = [name for name in SPLITS[args.split] if name != "train"]
+        subset = args.subset or (tests or ["train"])[0]
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         print("\n\n\n".join(map(show, zip(*made))))
 

@@ -86,8 +86,10 @@ def chance(subset):
 def no_binding(node, stimulus, known):
     """The probability to answer a Solved operator right, for a reader who knows which objects a
     Subset pairs with it, and sees how often each shape and each color is on the grid among these
-    objects, and in which cells they are, but not which belong together. (Where that is more than a
-    coin, Exist is True for this reader if its shape and its color occur.)"""
+    objects, and in which cells they are, but not which belong together. True or False is a coin for
+    this reader, unless there are shortcuts or objects that are never asked for. Then Exist is True
+    if its shape and its color occur, and an operator on cells if it is True of these cells more
+    often than of the whole grid."""
     objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
                if shape]
     pools = [pool for pool in known.pools if node.operator in pool.leaves]
@@ -170,7 +172,7 @@ def load(folder, trained=True):
         model = module_of(config["model"], folder).Model(**config["model_args"])
         if trained:
             model.load_state_dict(saved)
-    except (TypeError, RuntimeError) as error:  # of its arguments, of its weights
+    except RuntimeError as error:  # its weights have other sizes
         raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
                          ) from error
     return model.eval(), config
@@ -378,7 +380,7 @@ def save(figure, path):
 
 
 def colors_of(rows):
-    """Row -> its color: the same for a model in all pictures, darker for each further row of it."""
+    """Row -> its color: for a model of ALL the same in all pictures, darker for each further row."""
     from matplotlib import colormaps
     ten, colors = colormaps["tab10"].colors, {}
     shades, order = collections.Counter(), {model: place for place, model in enumerate(ALL)}
@@ -606,6 +608,7 @@ def decoding(x, trials, test_x, test_trials):
         if y.any() and answer.any():  # 0: this root does not ask for it
             inputs, targets = x[y > 0], F.one_hot(y[y > 0]).double()
             mean = inputs.mean(0)
+            # rtol: leave out directions in which states hardly differ
             matrix = torch.linalg.pinv(inputs - mean, rtol=1e-3) @ (targets - targets.mean(0))
             said = ((test_x[answer > 0] - mean) @ matrix + targets.mean(0)).argmax(1)
             shares.append((said == answer[answer > 0]).double().mean().item())
@@ -630,7 +633,8 @@ def measure(folder):
 
 
 def why_table(rows):
-    """A row per split and model whose hidden states were measured, with means over these seeds."""
+    """A row per split and model whose hidden states were measured, with means over these seeds. Two
+    columns say what is decoded from the best place of each seed, the next what from features."""
     lines = []
     for (split, row), results in rows.items():
         results = [result for result in results if "why" in result]

@@ -150,8 +150,9 @@ def build(config):
 def make_optimizers(model, name, lr, decay):
     """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
     the rest. Weight decay is for matrices, or for all."""
-    hidden = [module.weight for module in model.modules() if name == "muon"
-              and isinstance(module, nn.Linear) and module is not model.readout]
+    linears = [module for module in model.modules()
+               if isinstance(module, nn.Linear) and module is not model.readout]
+    hidden = [linear.weight for linear in linears] if name == "muon" else []
     others = [p for p in model.parameters() if p not in {*hidden}]  # in a list, == would fail
     decayed = [p for p in others if decay == "all" or p.dim() > 1]
     vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
@@ -226,7 +227,8 @@ def prepare(config, folder, again):
 
 
 def check_imports(path, source):
-    """UsageError if a file imports another one from here, of which the run would have no copy."""
+    """UsageError if a file imports another one from here, of which the run would have no copy. Only
+    train.py may import eval and models: they build and test a model, but train none."""
     known = ("data", "eval", "models") if path.name == "train.py" else ("data",)
     for node in ast.walk(ast.parse(source)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -24,9 +24,11 @@ RELEASE = Subset(shortcuts=True)
 
 
 def test_baselines_by_hand():
-    pools = Pool(("GetColor", "Exist"), colors=(0, 1)), Pool(("GetColor",), colors=(1, 2, 3, 4))
+    pools = (Pool(("GetColor", "Exist"), colors=(0, 1)), Pool(("GetColor",), colors=(1, 2, 3, 4)),
+             Pool(("GetShape", "GetLocation"), shapes=(0, 1, 2)))
     color = (1 / 4 + 1 / 4) / (1 / 2 + 1)  # color 1: of half of the trials, and of the others
-    assert chance(Subset(pools)) == pytest.approx({"GetColor": color, "Exist": 1 / 2})
+    assert chance(Subset(pools)) == pytest.approx(
+        {"GetColor": color, "Exist": 1 / 2, "GetShape": 1 / 3, "GetLocation": 1 / 100})
     stimulus = grid({(0, 0): (1, 1), (0, 1): (2, 3), (0, 2): (3, 1)})[0]  # two red, one blue
     for operator, selectors, answer, ours, release in (
             ("GetLocation", [(1, 1)], data.FIRST_CELL, 1 / 3, 1 / 3),
@@ -66,7 +68,7 @@ def test_no_binding_keeps_objects_that_training_pairs_with_the_operator():
 def test_no_binding_knows_the_pairs_of_training_only_where_they_hold():
     iid, ood = (evaluation.test_set("systematic1", name, 300)[2]["no binding"]
                 for name in ("iid", "ood"))
-    assert iid > 0.55 > 0.5 > ood > 0.35  # 0.27 for a reader that keeps to the wrong objects
+    assert iid > 0.55 and 0.5 > ood > 0.35  # 0.27 for a reader that keeps to the wrong objects
 
 
 def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
@@ -217,10 +219,14 @@ def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
         assert {*listed} <= {*words} and 0 < len(listed) <= 10
         assert [line[:3] for line in listed] == sorted(
             (word[:3] for word in words), reverse=True)[:len(listed)]
-        for (row, column), (shape, _), share in zip(data.CELLS, stimulus.tolist(), shade):
+        inks = {text.get_position(): text.get_color() for text in axis.texts}
+        for (row, column), (shape, color), share in zip(data.CELLS, stimulus.tolist(), shade):
             drawn = (column + 0.5, row + 0.5), data.SHAPE_NAMES[shape - 1]
+            assert not shape or inks[drawn[0]] == evaluation.BRIGHT[color - 1]
             percent = (column + 0.97, row + 0.95), f"{100 * share:.0f}"
             assert (drawn in texts) == (shape > 0) and (percent in texts) == (share >= 0.005)
+    assert [axis.get_title("left") for axis in figure.axes] == (
+        ["blocks.0"] if name == "sstfmr" else [f"blocks.0, loop {i}" for i in (1, 2, 3)])
     assert figure.get_suptitle().startswith(
         f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
         f"{data.ANSWERS[answer]}. The model says: {said}.\n")
@@ -278,12 +284,17 @@ def test_measured_are_states_before_and_after_training_on_both_sets(trained, mon
         return states(model, made)
     monkeypatch.setattr(evaluation, "states", note)
     monkeypatch.setattr(evaluation, "FIT", 300)
-    evaluation.measure(trained)
-    near = data.trials("systematic1", "iid", 300, seed=1).answer
-    far = data.trials("systematic1", "ood", evaluation.PROBES).answer
-    before, after = (load(trained, trained=when)[0].readout.weight for when in (False, True))
-    assert all(map(torch.equal, answers, (near, far, near, far)))
-    assert all(map(torch.equal, weights, (before, before, after, after)))
+    found = evaluation.measure(trained)
+    near = data.trials("systematic1", "iid", 300, seed=1)
+    far = data.trials("systematic1", "ood", evaluation.PROBES)
+    models = before, after = [load(trained, trained=when)[0] for when in (False, True)]
+    assert all(map(torch.equal, answers, (near.answer, far.answer) * 2))
+    assert all(map(torch.equal, weights, [model.readout.weight for model in (
+        before, before, after, after)]))
+    for when, model in zip(("untrained", "decoded"), models):
+        x, y = (states(model, made)["features"] for made in (near, far))
+        assert found[when]["features"] == evaluation.decoding(x, near, y, far)
+    assert [*found["alignment"].values()] == evaluation.alignment(y, far)
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -313,7 +324,7 @@ def fake(folder, accuracy, chance=0.3, **changes):
     """A finished run in <out>/<split>/<model>/<settings>/seed<k>, without weights."""
     split, model, settings, seed = folder.parts[-4:]
     config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:]), "lr": 1,
-              "test_trials": 10}
+              "test_trials": 10, "threads": 1}
     tests = evaluation.tests_of(split)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({
@@ -327,7 +338,7 @@ def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, c
                   "rnn/dim7", "rnn/default"):
         for split in "distractor", "productive":
             fake(tmp_path / "a" / split / model / "seed0", 0.5)
-    fake(tmp_path / "a/distractor/rnn/default/seed1", 0.6)
+    fake(tmp_path / "a/distractor/rnn/default/seed1", 0.6, threads=2)
     fake(tmp_path / "a/distractor/rnn/default/seed2", 0.9, lr=0.1)
     fake(tmp_path / "b/distractor/rnn/default/seed0", 0.7, lr=0.2)
     fake(tmp_path / "a/systematic3/rnn/default/seed0", 0.5)
@@ -455,6 +466,17 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
         y = bar.get_y() + bar.get_height() / 2
         beside = [low[0] for low, high in marks if low[1] < y < high[1]]
         assert sorted(beside) == pytest.approx(sorted(100 * x for x in chance[test].values()))
+
+
+def test_a_bar_stands_beside_its_name(tmp_path):
+    pytest.importorskip("matplotlib")
+    for model, accuracy in ("sstfmr", 0.5), ("looptfmr", 0.7):
+        fake(tmp_path / "distractor" / model / "default/seed0", accuracy)
+    axis, _ = evaluation.draw_accuracy(evaluation.rows_of(evaluation.runs_below([tmp_path]))).axes
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    shown = {(names[round(bar.get_y() + bar.get_height() / 2)], round(bar.get_width()))
+             for bar in axis.patches}
+    assert shown == {("sstfmr", 50), ("looptfmr", 70)}
 
 
 @pytest.mark.parametrize("model, flags, says", [

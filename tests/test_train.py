@@ -200,7 +200,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     header, *log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
     assert header == ["step", "trials", "loss", "train", *TESTS, "seconds"]
     assert [row[:2] for row in log] == [[f"{step}", f"{8 * step}"] for step in (3, 6, 9, 10, 12)]
-    assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
+    assert all(3 < float(row[2]) < 12 and float(row[3]) <= 1 for row in log)  # ln 138 = 4.9
     before, (out, err) = contents(folder), capsys.readouterr()
     assert f"{folder}\n" in out and f"step 10  trials 80  loss {log[3][2]}  train " in err
     assert "Runs: 1, on cpu, with a line every 3 steps." in out
