@@ -380,7 +380,7 @@ def save(figure, path):
 
 
 def colors_of(rows):
-    """Row -> its color: for a model of ALL the same in all pictures, darker for each further row."""
+    """Row -> its color: for a model of ALL the same in all pictures, darker for a further row."""
     from matplotlib import colormaps
     ten, colors = colormaps["tab10"].colors, {}
     shades, order = collections.Counter(), {model: place for place, model in enumerate(ALL)}

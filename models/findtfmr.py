@@ -53,7 +53,7 @@ def digits(number):  # 9 numbers
     return way + [0] * none + [1] * len(way) + [-1] * none + [1]
 
 
-def place(B, O, strays):  # -> numbers (B, O + strays), for training
+def place(B, O, strays):  # -> numbers (B, at most O + strays), for training
     """Lays a tree of O operators on any level of the largest one, and strays around it."""
     level = torch.randint(LEVELS + 1 - O.bit_length(), (B, 1))
     root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
@@ -178,7 +178,7 @@ class Model(nn.Module):
         return torch.cat([rows, rows], 2)  # of first and of second tokens; all see the stimulus
 
     def solve(self, operators, numbers, stimulus):  # (B, O, 5), (1 or B, N), (B, 100, 2)
-        """The vectors from which operators answer, (B, O, C). Numbers are theirs, then strays'."""
+        """The vectors from which operators answer, (B, O, C). N numbers: theirs, then strays'."""
         questions, x_log_count = self.questions(operators)  # (B, 2 O, C), (B, 2 O)
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)

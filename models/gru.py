@@ -32,7 +32,7 @@ class Rows(nn.Module):
         first = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
         self.register_buffer("first", first, persistent=False)
 
-    def forward(self, features):  # (..., up to len(sizes)) -> (..., C)
+    def forward(self, features):  # (..., up to len(sizes)) -> (..., dim)
         rows = features + self.first[:features.shape[-1]]
         x = F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum")
         return x.unflatten(0, features.shape[:-1])

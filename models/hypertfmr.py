@@ -143,7 +143,7 @@ class Hypernetwork(nn.Module):  # Linear, with weights and biases of each trial,
         self.weights = nn.Linear(code, (inputs + 1) * outputs)
 
     def forward(self, z, x):  # (B, code), (B, N, inputs) -> (B, N, outputs)
-        # Parameters are of order 1 and scaled here: an optimizer's step changes all alike.
+        # weights(z) is of order 1 and scaled here: an optimizer's step changes all alike.
         weights = self.weights(z).unflatten(1, self.shape) / math.sqrt(x.shape[2])
         return x @ weights[:, 1:] + weights[:, :1]
 

@@ -1,4 +1,4 @@
-"""MLP: the whole trial as one long one-hot vector; every token and cell has weights of its own.
+"""MLP: the whole trial as one long vector of one-hots; every token and cell has weights of its own.
 
     instruction (T tokens, zero-padded to 46)     stimulus (100 cells)
                         |                             |
@@ -34,7 +34,7 @@ class Rows(nn.Module):
         first = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))])
         self.register_buffer("first", first, persistent=False)
 
-    def forward(self, features):  # (..., up to len(sizes)) -> (..., C)
+    def forward(self, features):  # (..., up to len(sizes)) -> (..., dim)
         rows = features + self.first[:features.shape[-1]]
         x = F.embedding_bag(rows.flatten(0, -2), self.table, mode="sum")
         return x.unflatten(0, features.shape[:-1])

@@ -17,7 +17,7 @@ the release before every block, and there those of the stimulus go on counting w
 instruction's end; 10) the release has one more MLP behind the last block.
 
 Sizes: B trials, T rows of the instruction, N tokens of it or queries, S tokens of the stimulus, M
-keys, H heads, D of them per head, C = dim = H D in all.
+keys, H heads, D numbers per head, C = dim = H D in all.
 """
 import math
 from typing import Literal

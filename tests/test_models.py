@@ -53,6 +53,7 @@ def test_every_trial_gets_logits_of_its_own_and_every_parameter_a_gradient(name,
         assert result.shape == (5, data.CLASSES) and result.isfinite().all()
         near(result, model.readout(model.features(instruction, stimulus)))
         near(result[3:4], model(instruction[3:4], stimulus[3:4]))
+    assert not changes or not result.equal(make(name)(instruction, stimulus))
     assert all(gradient.any() for gradient in gradients(model))
 
 
@@ -277,15 +278,40 @@ def test_findtfmr_knows_operators_by_their_numbers_alone():
 def test_findtfmr_trains_with_strays_and_with_a_loop_more_or_not():
     """Beside three operators are 0 to 12 strays. Half of the steps have three loops, not two."""
     model, seen, loops, numbers = make("findtfmr").train(), [], [], []
-    model.blocks[0].register_forward_hook(lambda _, inputs, x: seen.append(inputs[1].shape[1]))
+    model.blocks[0].register_forward_hook(lambda _, inputs, x: seen.append(inputs[1]))
     others = 6 + model.stimulus(BATCH.stimulus)[0].shape[1]  # beside the answers
     for _ in range(100):
         seen.clear()
         model(*BATCH[:2])
         loops.append(len(seen))
-        numbers += [size - others for size in seen]
+        numbers += [context.shape[1] - others for context in seen]
+        known = [context[:, 6:9] for context in seen]  # a loop hands on new answers in all trials
+        assert all((x != y).flatten(1).any(1).all() for x, y in zip(known, known[1:]))
     assert {*numbers} == {*range(3, 16)}
     assert {*loops} == {2, 3} and 30 < loops.count(2) < 70
+
+
+def test_trials_of_findtfmr_share_strays_but_neither_gradients_nor_places():
+    model, objects, roots = make("findtfmr").train(), [], []
+    scores, model.strays = model.scores, 1
+    model.scores = lambda numbers: roots.append(numbers[:, 0]) or scores(numbers)
+    model.stimulus.register_forward_hook(lambda *call: objects.append(call[2][0]))
+    for seed in range(9):
+        torch.manual_seed(seed)
+        one = model(*BATCH[:2])[0].sum()
+        gradient, = torch.autograd.grad(one, objects[-1])
+        assert not gradient[1:].any() and len({*roots[-1].tolist()}) > 1
+
+
+def test_findtfmr_goes_on_while_one_trial_changes_at_most_ten_times():
+    model, loops = make("findtfmr"), []
+
+    def unsure(_, inputs, logits):  # of the first trial
+        loops.append(1)
+        return torch.cat([torch.randn_like(logits[:1]), logits[1:]])
+    model.readout.register_forward_hook(unsure)
+    model.features(*BATCH[:2])
+    assert len(loops) == 10
 
 
 def test_operators_of_findtfmr_see_the_answers_of_all_others():
@@ -301,6 +327,9 @@ def test_randomness_of_findtfmr_is_torchs():
     model = make("findtfmr").train()
     results = [torch.manual_seed(seed) and model(*BATCH[:2]) for seed in (3, 3, 4)]
     assert results[0].equal(results[1]) and not results[0].equal(results[2])
+    torch.manual_seed(3)  # now the other trials are copies of three, so strays are others
+    copied = model(*(torch.cat([part[:3], part[:9]]) for part in BATCH[:2]))
+    assert ((copied - results[0])[:3].abs() > 1e-3).any()
 
 
 def test_classes_of_the_same_name_are_copies():

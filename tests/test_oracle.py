@@ -68,6 +68,7 @@ def test_a_trial_in_english():
     shown = data.show((torch.tensor(TREE3), grid(GRID3)[0], 0))
     question, picture, answer = shown.split("\n\n")
     assert question.startswith("if SumOdd: ") and answer == "Answer: True"
+    assert data.ANSWERS[data.FIRST_CELL + 37] == "row 3, column 7"
     assert picture.splitlines()[4] == "3    .     .     .   [c:bl]  .   [a:re]  .     .     .     ."
     assert picture.count("[") == 3 and all(x in picture for x in ("[d:pi]", " b:or ", " e:ye "))
 

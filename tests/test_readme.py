@@ -177,6 +177,32 @@ def test_rungs_have_the_numbers_of_their_runs():
         assert cells.split("|") == [f"{learned} of {len(found)}", *expected], flags
 
 
+def test_recorded_runs_have_todays_defaults():
+    """... in all that their folder's name does not say."""
+    for path in (ROOT / "models/recorded").rglob("result.json"):
+        then = evaluation.read(path)["config"]
+        now, = configurations(f"--model {then['model']}")
+        for key, value in (now["model_args"] | {key: now[key] for key in train.TRAINING}).items():
+            named = key.replace("_", "") in then["settings"]
+            assert named or (then | then["model_args"])[key] == value, (path, key)
+
+
+@pytest.mark.slow
+def test_recorded_weights_compute_today_what_they_did():
+    """Elsewhere recorded weights meet the copy of the code in the run's folder; here today's."""
+    for path in (ROOT / "models/recorded").rglob("checkpoint.pt"):
+        then, config = evaluation.load(path.parent)
+        now = module_of(config["model"]).Model(**config["model_args"])
+        now.load_state_dict(then.state_dict())
+        for depth, training in ("depth3", True), ("depth9", False):
+            batch, logits = data.trials("productive", depth, 12), []
+            for model in then.train(training), now.train(training):
+                torch.manual_seed(0)
+                with torch.no_grad():
+                    logits.append(model(*batch[:2]))
+            torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3, msg=str(path))
+
+
 @pytest.mark.slow
 def test_recorded_runs_begin_as_today():
     """Ten steps of every recorded setting give loss and accuracy of the first row of its log."""
