@@ -125,8 +125,7 @@ def fit(config, folder, again, workers):
     at_stop(signal.default_int_handler)
     write_log(folder, rows)  # once more: the run may have been killed before the last one
     result = score(model.eval(), split, config["test_trials"], device)
-    result |= {"parameters": sum(p.numel() for p in model.parameters()), "log": rows}
-    whole = {"config": read(folder / "config.json"), **result}
+    whole = {"config": read(folder / "config.json"), **result, "log": rows}
     write(folder / "result.json", json.dumps(whole, indent=1).encode())
 
 
