@@ -101,8 +101,6 @@ OPERATORS_B = "SumOdd", "ProductOdd", "GetLocation", "GetColor"
 TRAINED1 = Subset((Pool(OPERATORS_A, colors=LOW_COLORS), Pool(OPERATORS_B, shapes=HIGH_SHAPES)))
 HELD_OUT1 = Subset((Pool(OPERATORS_A, shapes=HIGH_SHAPES, colors=HIGH_COLORS),
                     Pool(OPERATORS_B, shapes=LOW_SHAPES, colors=LOW_COLORS)))
-HELD_OUT6 = HELD_OUT1._replace(pools=tuple(  # six operators: no GetShape, no GetColor
-    pool._replace(leaves=pool.leaves[:3]) for pool in HELD_OUT1.pools))
 # systematic3 holds out pairs of condition and leaf. In training, conditions A lead to leaves A, as
 # in "if Exist then GetColor", and B to B. In the test A lead to B, "if Exist then SumOdd", B to A.
 CONDITIONS_A, CONDITIONS_B = ("Exist", "SumEven", "ProductEven"), ("SumOdd", "ProductOdd")
@@ -110,10 +108,12 @@ LEAVES_A = "SumEven", "ProductEven", "GetColor", "GetShape"
 LEAVES_B = "Exist", "SumOdd", "ProductOdd", "GetLocation"
 TRAINED3 = Subset((Pool(LEAVES_A, CONDITIONS_A), Pool(LEAVES_B, CONDITIONS_B)), depths=(3,))
 HELD_OUT3 = Subset((Pool(LEAVES_B, CONDITIONS_A), Pool(LEAVES_A, CONDITIONS_B)), depths=(3,))
-SPLITS = {  # split -> {"train": its training trials, then test sets, the hardest last}
+# Each split has its training trials, then test sets: iid (in productive depth3) is like training,
+# and the hardest one is the last.
+SPLITS = {
     "distractor": {"train": Subset(), "iid": Subset(),
                    **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
-    "systematic1": {"train": TRAINED1, "iid": TRAINED1, "ood6": HELD_OUT6, "ood": HELD_OUT1},
+    "systematic1": {"train": TRAINED1, "iid": TRAINED1, "ood": HELD_OUT1},
     "systematic3": {"train": TRAINED3._replace(depths=(1, 3)), "iid": TRAINED3, "ood": HELD_OUT3},
     "productive": {"train": Subset(depths=(1, 3)),
                    **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
@@ -125,37 +125,44 @@ for split in "distractor", "systematic1", "systematic3", "productive":
 SPLITS["systematic3_release"]["train"] = SPLITS["systematic3_release"]["iid"]  # depth 3 alone
 
 
-def check(split):
-    """UsageError for what is easily mistyped in a split."""
-    if "train" not in SPLITS[split]:
-        raise UsageError(f"{split} needs a Subset called train")
-    leaves = [name for name in OPERATORS if name != "IfElse"]
-    conditions = [name for name in leaves if name not in GETS]  # are answered True or False
-    valid = [(least, most) for most in range(1, len(CELLS)) for least in range(1, most + 1)]
-    for name, subset in SPLITS[split].items():
-        where = f"{split}/{name}:"
-        if not isinstance(subset, Subset):
-            raise UsageError(f"{where} must be a Subset, not {subset}")
-        if not isinstance(subset.pools, tuple) or {*map(type, subset.pools)} != {Pool}:
-            raise UsageError(f"{where} pools must be a tuple such as (Pool(),), not {subset.pools}")
-        if subset.distractors not in valid:  # at least 1, for decoys
-            raise UsageError(f"{where} distractors must be the least and the largest number, from "
-                             f"1 to {len(CELLS) - 1}, such as (1, 5), not {subset.distractors}")
-        some_of((1, 3, 5, 7, 9), subset.depths, f"{where} depths")
+def find(split, name):
+    """A Subset of a split. UsageError for what is easily mistyped in any of them, such as ("Exist")
+    without a comma."""
+    leaves = [operator for operator in OPERATORS if operator != "IfElse"]
+    conditions = [operator for operator in leaves if operator not in GETS]  # True or False
+    choices = [(f"objects of {key}", OPERATORS[key].objects, (1, 2)) for key in leaves]
+    subsets = SPLITS.get(split, {})
+    for key, subset in subsets.items():
+        where = f"{split}/{key}:"
+        if not isinstance(subset, Subset) or {type(pool) for pool in subset.pools} != {Pool}:
+            raise UsageError(f"{where} must be like Subset((Pool(),)), not {subset}")
+        choices += [(f"{where} depths", subset.depths, (1, 3, 5, 7, 9)),
+                    (f"{where} distractors", subset.distractors, range(1, len(CELLS)))]
         for pool in subset.pools:
-            some_of(leaves, pool.leaves, f"{where} leaves")
-            some_of(conditions, pool.conditions, f"{where} conditions")
-            for operator in pool.leaves + pool.conditions:
-                some_of((1, 2), OPERATORS[operator].objects, f"objects of {operator}")
-            some_of(range(SHAPES), pool.shapes, f"{where} shapes")
-            some_of(range(COLORS), pool.colors, f"{where} colors")
+            choices += [(f"{where} leaves", pool.leaves, leaves),
+                        (f"{where} conditions", pool.conditions, conditions),
+                        (f"{where} shapes", pool.shapes, range(SHAPES)),
+                        (f"{where} colors", pool.colors, range(COLORS))]
+    for what, chosen, allowed in choices:
+        if not isinstance(chosen, (tuple, range)) or not chosen or not set(chosen) <= set(allowed):
+            raise UsageError(f"{what} must be some of {', '.join(map(str, allowed))}, as a tuple "
+                             f"such as ({allowed[0]!r},), not {chosen!r}")
+    if name not in subsets:
+        raise UsageError(f"{split} has no subset {name}; it has {', '.join(subsets)}")
+    return subsets[name]
 
 
-def some_of(allowed, chosen, what):
-    is_tuple = isinstance(chosen, (tuple, range))
-    if not is_tuple or not chosen or any(value not in allowed for value in chosen):
-        raise UsageError(f"{what} must be some of {', '.join(map(str, allowed))}, as a tuple such "
-                         f"as ({allowed[0]!r},), not {chosen!r}")
+def tests_of(split):
+    """The names of its test sets, the hardest last."""
+    return [name for name in SPLITS[split] if name != "train"]
+
+
+def in_distribution(split):
+    """The name of its test set with trials like those of training. UsageError without one."""
+    for name in "iid", "depth3":
+        if name in SPLITS[split]:
+            return name
+    raise UsageError(f"{split} needs a test set iid, of trials like those of training")
 
 
 # ---- drawing a trial ----------------------------------------------------------------------------
@@ -188,7 +195,8 @@ class RunOut(Exception):
 
 def draw(subset, depth, rng):
     """A trial: its Nodes, level by level; indices from root to leaf; {cell: (shape, color)}."""
-    pool, number = rng.choice(subset.pools), rng.randint(*subset.distractors)
+    pool = rng.choice(subset.pools)
+    number = rng.randint(min(subset.distractors), max(subset.distractors))
     inner = 2 ** (depth // 2) - 1  # conditions: 0, 1, 3, 7, 15 at depths 1, 3, 5, 7, 9
     for _ in range(500):  # until a trial keeps all rules
         names = rng.choices(pool.conditions, k=inner) + rng.choices(pool.leaves, k=inner + 1)
@@ -283,11 +291,14 @@ def draw_cells(holds, truth, number, grid, shortcuts, rng):
     free = [cell for cell in CELLS if cell not in grid]
     replaced = rng.randrange(number)  # the object that would reverse the truth from there
     for _ in range(300):
-        *cells, decoy = rng.choices(free, k=number + 1)
-        if len({*cells, decoy}) == number + 1 and bool(holds(tuple(cells))) == truth:
-            others = *cells[:replaced], decoy, *cells[replaced + 1:]
-            if shortcuts or bool(holds(others)) != truth:
-                return cells, decoy
+        drawn = rng.choices(free, k=number + 1)
+        cells, decoy = drawn[:-1], drawn[-1]
+        with_decoy = list(cells)
+        with_decoy[replaced] = decoy
+        if len(set(drawn)) < len(drawn) or bool(holds(tuple(cells))) != truth:
+            continue
+        if shortcuts or bool(holds(tuple(with_decoy))) != truth:
+            return cells, decoy
     raise RunOut
 
 
@@ -339,10 +350,7 @@ def stream(name, subset, depth, numbers):
 
 def trials(split, subset, n, *, seed=0, depth=None):
     """The first n Trials of a set. A set of several depths needs `depth`."""
-    check(split)
-    if subset not in SPLITS[split]:
-        raise UsageError(f"there is no subset {subset!r}; there is {', '.join(SPLITS[split])}")
-    chosen = SPLITS[split][subset]
+    chosen = find(split, subset)
     if depth is None and len(chosen.depths) == 1:
         depth = chosen.depths[0]
     if depth not in chosen.depths:
@@ -358,8 +366,7 @@ class Batches(torch.utils.data.Dataset):
     the depths in turn."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
-        check(split)
-        self.name, self.subset = f"training {seed} {split}", SPLITS[split]["train"]
+        self.name, self.subset = f"training {seed} {split}", find(split, "train")
         self.size = batch_size
         self.per_depth = train_size // len(self.subset.depths) if train_size else None
         if train_size and self.per_depth < batch_size:
@@ -388,14 +395,18 @@ class Solved(NamedTuple):
 def evaluate(instruction, stimulus):
     """All operators of a trial (T, 5), (100, 2), level by level."""
     grid = {cell: (shape, color) for cell, (shape, color) in zip(CELLS, stimulus.tolist()) if shape}
-    names, solved = list(OPERATORS), []
+    names = list(OPERATORS)
+    solved = []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
-        if number != IF_ELSE:
-            selectors = [pair for pair in ((shape1, color1), (shape2, color2)) if any(pair)]
-            found = [[cell for cell, (a, b) in grid.items() if shape in (0, a) and color in (0, b)]
-                     for shape, color in selectors]
-            answer = answer_of(names[number - 1], grid, found)
-            solved.append(Solved(names[number - 1], selectors, found, answer))
+        if number == IF_ELSE:
+            continue
+        operator = names[number - 1]
+        selectors = [pair for pair in ((shape1, color1), (shape2, color2)) if pair != (0, 0)]
+        found = []
+        for shape, color in selectors:  # 0 matches any
+            found.append([cell for cell, (its_shape, its_color) in grid.items()
+                          if shape in (0, its_shape) and color in (0, its_color)])
+        solved.append(Solved(operator, selectors, found, answer_of(operator, grid, found)))
     return solved
 
 
@@ -427,11 +438,17 @@ def solve(instruction, stimulus):
 
 
 # ---- for people ---------------------------------------------------------------------------------
+def words(shape, color):
+    """An object of a token, such as "red a"; 0 is left out."""
+    return f"{['', *COLOR_NAMES][color]} {['', *SHAPE_NAMES][shape]}".strip()
+
+
 def describe(solved, i=0):
     """The tree below operator i in English, indented."""
-    objects = " and the ".join(f"{['', *COLOR_NAMES][color]} {['', *SHAPE_NAMES][shape]}".strip()
-                               for shape, color in solved[i].selectors)
-    text = f"{solved[i].operator}: {OPERATORS[solved[i].operator].question.format(objects)}"
+    operator = solved[i].operator
+    objects = " and the ".join(words(shape, color) for shape, color in solved[i].selectors)
+    question = OPERATORS[operator].question.format(objects)
+    text = f"{operator}: {question}"
     if 2 * i + 1 < len(solved):
         left, right = describe(solved, 2 * i + 1), describe(solved, 2 * i + 2)
         text = f"if {text}\nthen {left}\nelse {right}".replace("\n", "\n  ")
@@ -456,6 +473,8 @@ def show(trial):
 @contextlib.contextmanager
 def ending(parser):
     """Ends a program with one line and exit code 2 if its input is wrong, with 130 at Ctrl-C."""
+    with contextlib.suppress(AttributeError):  # a notebook's stdout takes all characters
+        sys.stdout.reconfigure(errors="replace")  # on an ASCII terminal, ± becomes ?
     try:
         yield
         print(end="", flush=True)  # a closed pipe fails here, not at exit; stdout may be None
@@ -480,8 +499,7 @@ def main(argv=None):
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     args = parser.parse_args(argv)
     with ending(parser):
-        tests = [name for name in SPLITS[args.split] if name != "train"]
-        subset = args.subset or (tests or ["train"])[0]
+        subset = args.subset or tests_of(args.split)[0]
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         print("\n\n\n".join(map(show, zip(*made))))
 

@@ -1,20 +1,22 @@
 """Evaluates trained models: tables, figures, mistakes, attention, hidden states.
 
-    python eval.py models/recorded                   # a table per split, then a summary
+    python eval.py models/recorded                   # a table per split, then the verdicts
     python eval.py runs/productive --per-operator    # ... and accuracy by operator
     python eval.py runs --plot accuracy.png          # bars per model, lines by test set
-    python eval.py runs --curves curves.png          # accuracy during training, a line per seed
+    python eval.py runs --curves curves.png          # accuracy during training, a line per run
     python eval.py runs/distractor/sstfmr --show 3   # trials that the model got wrong
     python eval.py runs/productive/looptfmr --attention look.png --subset depth5
     python eval.py runs/productive/sstfmr --why      # what its hidden states hold
 
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
 the first time: result.json keeps what it measured. They build the model from the copy of its file
-in the run's folder, so that an edit of models/ changes no run that is finished.
+in the run's folder, and stop where today's data.py draws other trials than the run was tested on.
+So an edit of models/ or data.py changes nothing that is said of a finished run.
 """
 import argparse
 import collections
 import contextlib
+import csv
 import functools
 import glob
 import itertools
@@ -25,6 +27,8 @@ import pickle
 import re
 import statistics
 import sys
+import uuid
+import zlib
 from pathlib import Path
 
 import torch
@@ -33,28 +37,115 @@ from tqdm import tqdm
 
 import data
 from data import UsageError
-from models import ALL, PAPER, module_of
+from models import ALL, module_of
 
-
-# ---- what a number is compared with -------------------------------------------------------------
 BASELINES = {"chance": ":", "no binding": "--", "condition-blind": "-."}  # and how they are drawn
-LEARNED = 0.95  # in distribution
+LEARNED = 0.95  # in distribution; on the hardest test set, to generalize
 
 
-def test_set(split, test, n):
-    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
-    subsets = (data.SPLITS[split][name] for name in (test, "train"))
-    return solved_set(split, test, n, data.trials, *subsets)  # drawn anew where one of these is new
+# ---- files --------------------------------------------------------------------------------------
+def read(path):
+    """What a run's JSON file or checkpoint holds. UsageError if it is damaged."""
+    try:
+        if path.suffix == ".pt":
+            return torch.load(path, map_location="cpu", weights_only=True)
+        return json.loads(path.read_text())
+    except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path} is damaged: remove it, and train again") from error
 
 
+def write(path, content):
+    """Replaces a file in one step. If that fails, as on a full disk, the old one stays."""
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")  # another process has another
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def load(folder, trained=True):
+    """The model of a finished run, ready to call, and its config. Or the same before training. It
+    is built from the copy of the model's file in the folder."""
+    folder = Path(folder)
+    config = read(folder / "result.json")["config"]
+    try:
+        torch.manual_seed(config["seed"])  # as in train.py
+        model = module_of(config["model"], folder).Model(**config["model_args"])
+        if trained:
+            model.load_state_dict(read(folder / "checkpoint.pt")["model"])
+    except RuntimeError as error:  # its weights have other sizes
+        raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
+                         ) from error
+    return model.eval(), config
+
+
+@torch.no_grad()
+def predict(function, trials, device="cpu"):
+    """The outputs of a model, or of its `features`, for trials (n, ...). Fifty at a time: at depth
+    9 that is faster than a hundred. The model gets copies, which it may change."""
+    outputs = []
+    for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
+        outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
+    return torch.cat(outputs)
+
+
+def score(model, split, n, device):
+    """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial.
+    UsageError if logits are not finite: the largest of them would be no answer."""
+    result = {"accuracy": {}, "baselines": {}, "kinds": {}}
+    for test in tqdm(data.tests_of(split), f"testing {split}", leave=False,
+                     disable=n < 1000 or None):  # None: where stderr is no terminal
+        subsets = data.find(split, test), data.find(split, "train")
+        trials, kinds, baselines = test_set(split, test, n, *subsets)
+        logits = predict(model, trials, device)
+        if not logits.isfinite().all():
+            raise UsageError(f"on {test} of {split}, logits of the model are not finite")
+        right = (logits.argmax(1) == trials.answer).double()  # 95 of 100 are LEARNED
+        result["accuracy"][test] = right.mean().item()
+        result["baselines"][test] = baselines
+        result["kinds"][test] = {kind: right[where].mean().item() for kind, where in kinds.items()}
+    return result
+
+
+def checksum(split, test):
+    """A number that tells the first 100 trials of a test set from others."""
+    return zlib.crc32(b"".join(part.numpy().tobytes() for part in data.trials(split, test, 100)))
+
+
+def trials_of(run, test, n, seed=0):
+    """n Trials of a test set of a finished run's split. UsageError if it was tested on others."""
+    split = run["config"]["split"]
+    today = checksum(split, test) if test in data.SPLITS.get(split, ()) else None
+    if run["checksums"].get(test, today) != today:
+        raise UsageError(f"{run['folder']} was tested on other trials of {split}, {test} than "
+                         "today's data.py draws")
+    return data.trials(split, test, n, seed=seed)
+
+
+def mistakes(run, n, subset=None):
+    """The first n trials that a run's model answers wrong, of 1,000 of a test set (default: the
+    hardest), as text."""
+    trials = trials_of(run, subset or run["config"]["hardest"], 1000)
+    said = predict(load(run["folder"])[0], trials).argmax(1)
+    wrong = []
+    for instruction, stimulus, answer, its_answer in zip(*trials, said):
+        if answer != its_answer:
+            wrong.append(f"{data.show((instruction, stimulus, answer))}\n"
+                         f"The model says: {data.ANSWERS[its_answer]}")
+    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong.", *wrong[:n]])
+
+
+# ---- test sets, and what one can have without solving the task ----------------------------------
 @functools.cache
-def solved_set(split, test, n, draw, subset, train):
+def test_set(split, test, n, subset, train):  # drawn again if a Subset is edited in a notebook
+    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
     known = train if subset.pools == train.pools else train._replace(pools=(data.Pool(),))
-    made = draw(split, test, n)
+    trials = data.trials(split, test, n)
     kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
              for end in ("", ", two objects")}  # in the order of OPERATORS
     baselines = collections.Counter()
-    for i, (instruction, stimulus, answer) in enumerate(zip(*made)):
+    for i, (instruction, stimulus, answer) in enumerate(zip(*trials)):
         solved = data.evaluate(instruction, stimulus)
         leaf = solved[data.descend(solved)[-1]]
         kinds[kind_of(leaf)].append(i)
@@ -62,9 +153,10 @@ def solved_set(split, test, n, draw, subset, train):
         baselines["no binding"] += no_binding(leaf, stimulus, known) / n
         if len(solved) > 1:
             kinds["if " + kind_of(solved[0])].append(i)
-            answers = [node.answer for node in solved[len(solved) // 2:]]  # of the last level
+            leaves = solved[len(solved) // 2:]
+            answers = [node.answer for node in leaves]
             baselines["condition-blind"] += vote(answers, answer.item()) / n
-    return made, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
+    return trials, {kind: found for kind, found in kinds.items() if found}, dict(baselines)
 
 
 def kind_of(node):
@@ -79,7 +171,8 @@ def chance(subset):
         answers = {"GetLocation": data.CELLS, "GetColor": pool.colors, "GetShape": pool.shapes}
         for operator in pool.leaves:
             possible = answers.get(operator, ("True", "False"))
-            share[operator].update({a: 1 / len(pool.leaves) / len(possible) for a in possible})
+            for answer in possible:
+                share[operator][answer] += 1 / len(pool.leaves) / len(possible)
     return {name: max(counts.values()) / counts.total() for name, counts in share.items()}
 
 
@@ -105,7 +198,7 @@ def no_binding(node, stimulus, known):
     if not known.shortcuts and len(cells) == len(objects):
         return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
-        (shape, color), = node.selectors
+        shape, color = node.selectors[0]
         return float((shape in shapes and color in colors) == (node.answer == data.TRUE))
     here = share_true(node.operator, len(node.selectors), cells)
     anywhere = share_true(node.operator, len(node.selectors), tuple(data.CELLS))
@@ -127,179 +220,90 @@ def vote(values, answer):
     return (answer in best) / len(best)
 
 
-def tests_of(split):
-    return [name for name in data.SPLITS[split] if name != "train"]
+# ---- runs and their numbers ---------------------------------------------------------------------
+def read_run(folder):
+    """What a run's files say: its result or, while it is unfinished, its config and its log."""
+    if (folder / "result.json").exists():
+        return read(folder / "result.json")
+    log = []
+    if (folder / "log.csv").exists():
+        with open(folder / "log.csv", newline="") as file:
+            log = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
+    return {"config": read(folder / "config.json"), "log": log, "accuracy": {}, "baselines": {},
+            "kinds": {}, "checksums": {}}
 
 
-def near_and_far(split):
-    """The last test set in distribution, with trials drawn like those of training, and the last one
-    of all, the hardest, as SPLITS has them. UsageError if none is in distribution."""
-    train = data.SPLITS[split]["train"]
-    near = [name for name in tests_of(split)
-            if data.SPLITS[split][name]._replace(depths=train.depths) == train
-            and set(data.SPLITS[split][name].depths) <= set(train.depths)]
-    if not near:
-        raise UsageError(f"{split} needs a test set drawn like its training trials")
-    return near[-1], tests_of(split)[-1]
+def find_runs(patterns):
+    """All runs in or below folders, with the name of their row: model and settings, and their --out
+    where there are several. Lines on stderr say what is left out. UsageError if nothing is left."""
+    runs = {}  # by folder: what is found twice counts once
+    for pattern in patterns:  # with **, also behind links; with *, which Windows does not expand
+        paths = [path for name in ("config.json", "result.json")
+                 for path in glob.glob(f"{pattern}/**/{name}", recursive=True)]
+        found = []
+        for folder in sorted({Path(path).parent for path in paths}):
+            run = read_run(folder)
+            if "checksums" in run and "hardest" in run["config"]:
+                found.append(run | {"folder": folder})
+            else:  # of another program
+                print(f"not shown: {folder}, not made by this train.py", file=sys.stderr)
+        for run in sorted(found, key=rank):
+            runs.setdefault(run["folder"].resolve(), run)
+        if not found:
+            print(f"not shown: no run in {pattern}", file=sys.stderr)
+    if not runs:
+        raise UsageError("there is nothing to show: train a run with train.py")
+    outs = {folder.parents[:4][-1] for folder in runs}  # <out>/<split>/<model>/<settings>/seed<k>
+    shown, checksums = {}, {}
+    for folder, run in runs.items():
+        config = run["config"]
+        run["row"] = config["model"]
+        if config["settings"] != "default":
+            run["row"] += f" ({config['settings']})"
+        if len(outs) > 1:
+            run["row"] = f"{os.path.relpath(folder.parents[:4][-1])}: {run['row']}"
+        trials = {(config["split"], test): number for test, number in run["checksums"].items()}
+        if any(checksums.setdefault(test, number) != number for test, number in trials.items()):
+            print(f"not shown: {folder}, tested on other trials", file=sys.stderr)
+        elif shown.setdefault((config["split"], run["row"], config["seed"]), run) is not run:
+            print(f"not shown: {folder}, a seed that its row has already", file=sys.stderr)
+    return list(shown.values())
 
 
-# ---- accuracy -----------------------------------------------------------------------------------
-def read(path):
-    """What a run's JSON file or checkpoint holds. UsageError if it is damaged."""
-    try:
-        if path.suffix == ".pt":
-            return torch.load(path, map_location="cpu", weights_only=True)
-        return json.loads(path.read_text())
-    except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UsageError(f"{path} is damaged: remove it, and train again") from error
+def rank(run):  # models in the order of ALL, their defaults first
+    config = run["config"]
+    place = ALL.index(config["model"]) if config["model"] in ALL else len(ALL)
+    return place, config["model"], config["settings"] != "default", config["settings"]
 
 
-def write(path, content):
-    """Replaces a file in one step. If that fails, as on a full disk, the old one stays."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(content)
-    os.replace(new, path)
+def collect(runs, per_operator=False):
+    """split -> row -> test set -> accuracies, one per seed. The first rows are baselines, with one
+    value, that of the most test trials."""
+    table = {}
+    for run in sorted(runs, key=lambda run: run["config"]["test_trials"]):
+        rows = table.setdefault(run["config"]["split"], {name: {} for name in BASELINES})
+        for test, baselines in run["baselines"].items():
+            for name, value in baselines.items():
+                rows[name][test] = [value]
+    for run in runs:
+        rows = table[run["config"]["split"]]
+        for test, value in run["accuracy"].items():
+            rows.setdefault(run["row"], {}).setdefault(test, []).append(value)
+        kinds = run["kinds"] if per_operator else {}
+        for test, values in kinds.items():
+            for kind, value in values.items():  # a line below those of its row
+                rows.setdefault((run["row"], kind), {}).setdefault(test, []).append(value)
+    order = [split for split in [*data.SPLITS, *table] if split in table]
+    return {split: {row: tests for row, tests in table[split].items() if tests} for split in order}
 
 
-def load(folder, trained=True):
-    """The model of a finished run, ready to call, and its config. Or the same before training. It
-    is built from the copy of the model's file in the folder."""
-    folder = Path(folder)
-    config = read(folder / "result.json")["config"]
-    saved = read(folder / "checkpoint.pt")["model"] if trained else None
-    try:
-        torch.manual_seed(config["seed"])  # as in train.py
-        model = module_of(config["model"], folder).Model(**config["model_args"])
-        if trained:
-            model.load_state_dict(saved)
-    except RuntimeError as error:  # its weights have other sizes
-        raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
-                         ) from error
-    return model.eval(), config
-
-
-@torch.no_grad()
-def predict(function, trials, device="cpu"):
-    """The outputs of a model, or of its `features`, for trials (n, ...). Fifty at a time: at depth
-    9 that is faster than a hundred. The model gets copies, which it may change."""
-    outputs = []
-    for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
-        outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
-    return torch.cat(outputs)
-
-
-def score(model, split, n, device):
-    """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial.
-    UsageError if logits are not finite: the largest of them would be no answer."""
-    result = {"accuracy": {}, "baselines": {}, "kinds": {}}
-    for test in tqdm(tests_of(split), f"testing {split}", leave=False,
-                     disable=n < 1000 or None):  # None: where stderr is no terminal
-        made, kinds, result["baselines"][test] = test_set(split, test, n)
-        logits = predict(model, made, device)
-        if not logits.isfinite().all():
-            raise UsageError(f"on {test} of {split}, logits of the model are not finite")
-        right = (logits.argmax(1) == made.answer).double()  # 95 of 100 are LEARNED
-        result["accuracy"][test] = right.mean().item()
-        result["kinds"][test] = {kind: right[where].mean().item() for kind, where in kinds.items()}
-    return result
-
-
-def mistakes(model, config, n, subset=None):
-    """The first n trials that a model answers wrong, of 1,000 of a test set (default: the hardest),
-    as text."""
-    made = data.trials(config["split"], subset or near_and_far(config["split"])[1], 1000)
-    said = predict(model, made).argmax(1)
-    wrong = [f"{data.show(trial)}\nThe model says: {data.ANSWERS[answer]}"
-             for trial, answer in zip(zip(*made), said) if answer != trial[2]]
-    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong.", *wrong[:n]])
+def ends_of(runs):
+    """split -> its test set in distribution and its hardest one, as its last run says."""
+    return {run["config"]["split"]: (run["config"]["in_distribution"], run["config"]["hardest"])
+            for run in runs}
 
 
 # ---- tables -------------------------------------------------------------------------------------
-MACHINE = "seed device python torch machine threads".split()  # may differ within a row
-
-
-def runs_below(folders):
-    """Folder -> result, of the finished runs in folders or below them. Below one folder, the
-    paper's six come first, in its order, then our changes to them, then all other models. Lines on
-    stderr say what is not shown. UsageError if nothing is left."""
-    def rank(folder):
-        name, settings = (runs[folder]["config"][key] for key in ("model", "settings"))
-        place = ALL.index(name) if name in ALL else len(ALL)
-        return name not in PAPER, name in PAPER and settings != "default", place, name, settings
-
-    runs, order, seen = {}, [], set()
-    for above in folders:
-        found = glob.glob("**/result.json", root_dir=above, recursive=True)  # also behind links
-        new = []
-        for path in sorted(above / name for name in found):
-            if path.resolve() not in seen:
-                seen.add(path.resolve())
-                new.append(path.parent)
-                runs[path.parent] = read(path)
-        shown = [folder for folder in new if runs[folder]["config"]["split"] in data.SPLITS]
-        if len(shown) < len(new):
-            print(f"not shown: runs in {above} of splits that are gone", file=sys.stderr)
-        if not found:
-            print(f"not shown: no finished run in {above}", file=sys.stderr)
-        order += sorted(shown, key=rank)
-    if not order:
-        raise UsageError("there is nothing to show: train a run with train.py")
-    return {folder: runs[folder] for folder in order}
-
-
-def rows_of(runs):
-    """(split, row) -> the results of its seeds. Baselines come first, from the most test trials.
-    Then come models with their settings, and with their --out if there are several. A run that
-    differs from those before it in config or code has a row of its own, which says in what. A seed
-    that a row has already is left out, with a line on stderr."""
-    rows, known = {}, collections.defaultdict(dict)  # known: how the runs of a row were made
-    outs = {folder: folder.absolute().parents[:4][-1] for folder in runs}  # <out>/<split>/...
-    common = Path(os.path.commonpath({*outs.values()}))
-    common = common.parent if common in outs.values() else common
-    for folder, result in runs.items():
-        config = result["config"]
-        split, row = config["split"], config["model"]
-        if config["settings"] != "default":
-            row += f" ({config['settings']})"
-        if len({*outs.values()}) > 1:
-            row = f"{outs[folder].relative_to(common).as_posix()}: {row}"
-        made = {name: value for name, value in config.items() if name not in MACHINE}
-        made |= {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        before = known[split, row]
-        if other := [name for name in made if before.get(name, made[name]) != made[name]]:
-            row += f", seed {config['seed']}, other {', '.join(other)}"
-        else:
-            before.update(made)
-        seeds = rows.setdefault((split, row), {})
-        if seeds.setdefault(config["seed"], result) is not result:
-            print(f"not shown: {folder}, a seed that {split}, {row} has already", file=sys.stderr)
-    rows = {key: [*seeds.values()] for key, seeds in rows.items()}
-    for result in sorted(runs.values(), key=lambda result: -result["config"]["test_trials"]):
-        for test, baselines in result["baselines"].items():
-            for name, accuracy in baselines.items():  # at depth 1, none is condition-blind
-                same, = rows.setdefault((result["config"]["split"], name),
-                                        [{"accuracy": {}, "kinds": {}}])
-                same["accuracy"].setdefault(test, accuracy)
-    names = dict.fromkeys([*BASELINES, *(row for _, row in rows)])
-    return {(split, row): rows[split, row] for row in names for split in data.SPLITS
-            if (split, row) in rows}
-
-
-def names_of(rows):
-    """The splits, and the rows that are models, each once and in order."""
-    splits, names = zip(*rows)
-    return ([split for split in data.SPLITS if split in splits],
-            [row for row in dict.fromkeys(names) if row not in BASELINES])
-
-
-def accuracies(results, test, kind=""):
-    """The accuracies on a test set, or on its trials of a kind, one per seed."""
-    if kind:
-        kinds = [result["kinds"].get(test, {}) for result in results]
-        return [accuracy[kind] for accuracy in kinds if kind in accuracy]
-    return [result["accuracy"][test] for result in results if test in result["accuracy"]]
-
-
 def percent(values, learned=False):
     """A mean in percent, with its standard deviation where there are several values, as text. With
     `learned`, also how many of them are at least LEARNED."""
@@ -315,52 +319,57 @@ def percent(values, learned=False):
 
 def table(header, rows):
     """Rows of strings under a header, as Markdown in columns."""
-    widths, lines = [max(map(len, column)) for column in zip(header, *rows)], []
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    for row in [header, rule, *rows]:
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    rule = ["-" * (width - 1) + ":" for width in widths]
+    rule[0] = "-" * widths[0]
+    lines = []
+    for row in [header, rule] + rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths)]
         cells[0] = row[0].ljust(widths[0])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def split_table(split, rows, per_operator):
-    """A row per model and settings, mean and spread over seeds. A column per test set that any of
-    them was tested on. That in distribution says how many of how many seeds have learned."""
-    shown = {row: results for (of, row), results in rows.items() if of == split}
-    tests = [test for test in tests_of(split)
-             if any(accuracies(results, test) for results in shown.values())]
-    near, lines = near_and_far(split)[0], []
-    for row, results in shown.items():
-        lines.append([row, *(percent(accuracies(results, test), test == near) for test in tests)])
-        kinds = dict.fromkeys(kind for r in results for of in r["kinds"].values() for kind in of)
-        for kind in kinds if per_operator else ():
-            lines.append([f"  {kind}", *(percent(accuracies(results, test, kind))
-                                         for test in tests)])
-    return table([f"{split}, accuracy in %", *tests], lines)
+def split_table(split, rows, near):
+    """A row per model and settings, a column per test set: mean and spread over seeds. That in
+    distribution says how many of how many seeds have learned. Kinds of trials are indented."""
+    tests = list(dict.fromkeys(test for row in rows.values() for test in row))
+    lines = []
+    for name, row in rows.items():
+        label = name if isinstance(name, str) else f"  {name[1]}"
+        counted = label == name and name not in BASELINES
+        lines.append([label] + [percent(row.get(test, []), counted and test == near)
+                                for test in tests])
+    return table([f"{split}, accuracy in %"] + tests, lines)
 
 
-def summary_table(splits, rows):
-    """A row per model that was trained on several splits, a column per split: in distribution,
-    with how many of how many seeds have learned -> hardest test set. Empty if there is no such
-    model."""
-    ends, lines = {split: near_and_far(split) for split in splits}, []
-    for row in dict.fromkeys(row for split, row in rows if split in ends):
-        cells = []
-        for split, (near, far) in ends.items():
-            results = rows.get((split, row), [])
-            left = percent(accuracies(results, near), learned=True)
-            right = percent(accuracies(results, far))
-            cells.append(f"{left} -> {right}" if left else "")
-        if sum(map(bool, cells)) > 1:
-            lines.append([row, *cells])
-    header = (f"{split}: {near} -> {far}" for split, (near, far) in ends.items())
-    models = [line for line in lines if line[0] not in BASELINES]
-    return table(["accuracy in %", *header], lines) if models else ""
+def verdict(near, far):
+    """Do seeds that have learned generalize? In words, with their mean on the hardest test set, or
+    with that of all in distribution if none has. `near` and `far` are their accuracies there."""
+    learned = [b for a, b in zip(near, far) if a >= LEARNED]
+    seeds = f"({len(learned)}/{len(near)})"
+    if not learned:
+        return f"not learned {100 * statistics.mean(near):.1f} {seeds}"
+    word = "yes" if statistics.mean(learned) >= LEARNED else "no"
+    return f"{word} {100 * statistics.mean(learned):.1f} {seeds}"
+
+
+def verdict_table(names, splits, ends):
+    """A row per model and settings, a column per split."""
+    lines = {name: [name] for name in names}
+    header = ["does it generalize?"]
+    for split, rows in splits.items():
+        near, far = ends[split]
+        header.append(f"{split}: {far}")
+        for name, line in lines.items():
+            line.append(verdict(rows[name][near], rows[name][far]) if name in rows else "")
+    return table(header, [line for line in lines.values() if any(line[1:])])
 
 
 # ---- pictures -----------------------------------------------------------------------------------
 BRIGHT = "#ff5c5c #3ccf4e #6c9bff #ffe14d #bd7bff #ff9a2e #ffffff #ff9ad5 #3fe0e0 #c08457".split()
+COLORS = """#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf
+            #5254a3 #8ca252 #bd9e39 #ad494a #a55194 #637939""".split()  # of rows
 
 
 def empty_figure(width, height):
@@ -379,84 +388,77 @@ def save(figure, path):
     print(f"\nDrawn: {path}")
 
 
-def colors_of(rows):
-    """Row -> its color: for a model of ALL the same in all pictures, darker for a further row."""
-    from matplotlib import colormaps
-    ten, colors = colormaps["tab10"].colors, {}
-    shades, order = collections.Counter(), {model: place for place, model in enumerate(ALL)}
-    for (_, row), results in rows.items():
-        if row not in BASELINES and row not in colors:
-            place = order.setdefault(results[0]["config"]["model"], len(order)) % len(ten)
-            colors[row] = tuple(0.7 ** shades[place] * part for part in ten[place])
-            shades[place] += 1
-    return colors
+def colors_of(runs):
+    """Row -> its color. UsageError if there are too many."""
+    rows = dict.fromkeys(run["row"] for run in runs)
+    if len(rows) > len(COLORS):
+        raise UsageError(f"a picture of {len(rows)} rows cannot be read: name folders of at most "
+                         f"{len(COLORS)}")
+    return dict(zip(rows, COLORS))
 
 
-def draw_accuracy(rows):
-    """A column per split. Above, bars: light in distribution, dark on the hardest test set, a dot
-    per seed. Below, lines: means by test set, in the colors of the bars. Baselines are dashed, and
-    beside a bar those of its test set."""
-    splits, models = names_of(rows)
-    figure, dashed = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(models)), {}
-    colors = colors_of(rows)
+def draw_accuracy(splits, ends, colors):
+    """A column per split. Above, bars: light in distribution, dark on the hardest test set, hollow
+    if no seed has learned, a dot per seed. Below, lines: means by test set. Baselines are dashed,
+    above on the hardest test set."""
+    names = list(colors)
+    figure = empty_figure(3 + 2.2 * len(splits), 4 + 0.35 * len(names))
     axes = figure.subplots(2, len(splits), squeeze=False, sharey="row",
-                           height_ratios=(0.5 + 0.35 * len(models), 2.5))
-    columns = dict(zip(splits, axes.T))
-    for (split, row), results in rows.items():
-        (bars, lines), (near, far), tests = columns[split], near_and_far(split), tests_of(split)
-        seeds = {test: [100 * share for share in accuracies(results, test)] for test in tests}
-        means = {test: statistics.mean(seeds[test] or [math.nan]) for test in tests}
-        halves = (near, -0.2, 0.4), (far, 0.2, 1)  # of a row: test set, place, opacity
-        if row in BASELINES:
-            style = {"color": "0.3", "linestyle": BASELINES[row], "linewidth": 1}
-            for test, place, _ in halves:
-                for y in range(len(models)):
-                    bars.vlines(means[test], y + place - 0.2, y + place + 0.2, zorder=0, **style)
-            dashed[row], = lines.plot(tests, means.values(), label=row, **style)
-            continue
-        y, color = models.index(row), colors[row]
-        for test, place, alpha in halves:
-            bars.barh(y + place, means[test], 0.4, color=color, alpha=alpha)
-            bars.plot(seeds[test], [y + place] * len(seeds[test]), "k.", markersize=3)
-        lines.plot(tests, means.values(), ".-", color=color)
-    for split, (bars, lines) in columns.items():
-        near, far = near_and_far(split)
+                           height_ratios=(0.5 + 0.35 * len(names), 2.5))
+    dashed = {}
+    for (split, rows), (bars, lines) in zip(splits.items(), axes.T):
+        near, far = ends[split]
+        for name, row in rows.items():
+            means = {test: 100 * statistics.mean(values) for test, values in row.items()}
+            if name in BASELINES:
+                style = {"color": "0.3", "linestyle": BASELINES[name], "linewidth": 1}
+                bars.axvline(means[far], zorder=0, **style)
+                dashed[name] = lines.plot(means.keys(), means.values(), label=name, **style)[0]
+                continue
+            y = names.index(name)
+            lines.plot(means.keys(), means.values(), ".-", color=colors[name])
+            for test, place, alpha in (near, -0.2, 0.4), (far, 0.2, 1):
+                bars.barh(y + place, means[test], 0.4, alpha=alpha, color=colors[name],
+                          edgecolor=colors[name], fill=max(row[near]) >= LEARNED)
+                dots = [100 * value for value in row[test]]
+                bars.plot(dots, [y + place] * len(dots), "k.", markersize=3)
         bars.set_title(f"{split}\nlight: {near}\ndark: {far}", fontsize="medium")
-        bars.set(xlim=(0, 103), ylim=(len(models) - 0.5, -0.5), yticks=range(len(models)),
-                 yticklabels=models)
+        bars.set(xlim=(0, 103), ylim=(len(names) - 0.5, -0.5), yticks=range(len(names)),
+                 yticklabels=names)
         lines.set(ylim=(0, 103))
         lines.tick_params(axis="x", rotation=30, labelsize="small")
-    for i, tick in enumerate(axes[0, 0].get_yticklabels()):
-        tick.set_color(colors[models[i]])
+    for tick, color in zip(axes[0, 0].get_yticklabels(), colors.values()):
+        tick.set_color(color)
     axes[1, 0].set_ylabel("accuracy in %")
-    figure.legend(handles=[*dashed.values()], loc="outside lower center", ncols=3, fontsize="small",
-                  title="what one can have without solving the task", title_fontsize="small")
+    figure.legend(handles=list(dashed.values()), loc="outside lower center", ncols=3,
+                  fontsize="small", title="hollow: not learned; lines: without solving the task",
+                  title_fontsize="small")
     return figure
 
 
-def draw_curves(rows):
+def draw_curves(runs, splits, ends, colors):
     """A panel per split: accuracy in distribution during training, of the few hundred trials that
     train.py tests on the way. A line per run, in a color per row, with its seed as marker."""
-    splits, models = names_of(rows)
-    figure, handles = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(models)), {}
-    colors = colors_of(rows)
-    panels = dict(zip(splits, figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]))
-    for (split, row), results in rows.items():
-        axis, near = panels[split], near_and_far(split)[0]
+    figure = empty_figure(1 + 5 * len(splits), 4 + 0.2 * len(colors))
+    axes = figure.subplots(1, len(splits), squeeze=False, sharey=True)[0]
+    panels = dict(zip(splits, axes))
+    handles = {}
+    for run in runs:
+        config = run["config"]
+        log = [line for line in run["log"] if config["in_distribution"] in line]
+        handles[run["row"]] = panels[config["split"]].plot(
+            [line["step"] for line in log], [line[config["in_distribution"]] for line in log],
+            label=run["row"], color=colors[run["row"]], linewidth=0.8, markersize=6,
+            marker=f"${config['seed']}$", markeredgewidth=0.3)[0]
+    for split, axis in panels.items():
+        near, _ = ends[split]
         axis.set(title=f"{split}: {near}", xlabel="training steps", ylim=(0, 103))
-        if row in BASELINES:
-            for share in accuracies(results, near):
-                handles[row] = axis.axhline(100 * share, color="0.3", linestyle=BASELINES[row],
-                                            linewidth=1, zorder=0, label=row)
-            continue
-        for result in results:
-            log = [line for line in result["log"] if near in line]
-            handles[row], = axis.plot(
-                [line["step"] for line in log], [100 * line[near] for line in log], label=row,
-                color=colors[row], linewidth=0.8, marker=f"${result['config']['seed']}$",
-                markersize=6, markeredgewidth=0.3)
-    panels[splits[0]].set_ylabel("accuracy in %")
-    figure.legend(handles=[*handles.values()], loc="outside lower center", ncols=3,
+        for name in BASELINES:
+            for value in splits[split].get(name, {}).get(near, []):
+                handles[name] = axis.axhline(100 * value, color="0.3", linestyle=BASELINES[name],
+                                             linewidth=1, zorder=0, label=name)
+    axes[0].set_ylabel("accuracy in %")
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=3,
                   fontsize="small", title="a line per run, numbers are seeds",
                   title_fontsize="small", markerscale=0)
     return figure
@@ -468,7 +470,8 @@ def watch(model, instruction, stimulus):
     """The features of trials, and the calls of the modules that a model names in `looks`, in the
     order of computing: (name, module, inputs, output, row of a token, what it looks at). "blocks"
     stands for blocks.0, blocks.1 and so on."""
-    names, calls = {module: name for name, module in model.named_modules()}, []
+    names = {module: name for name, module in model.named_modules()}
+    calls = []
     looks = getattr(model, "looks", {})
 
     def note(module, inputs, output):
@@ -483,24 +486,24 @@ def watch(model, instruction, stimulus):
 def keys_of(instruction, stimulus):
     """What a model can look at -> its tokens, in the order in which models read them: words, or the
     cells of objects."""
-    names, shapes = ["", *data.OPERATORS], ["", *(f" {shape}" for shape in data.SHAPE_NAMES)]
-    colors = ["", *(f" {color}" for color in data.COLOR_NAMES)]  # 0 is nothing
-    tokens = instruction.tolist()
-    first = [names[name] + colors[color] + shapes[shape] for name, shape, color, _, _ in tokens]
-    second = [names[name] + colors[color] + shapes[shape] for name, _, _, shape, color in tokens]
+    names = list(data.OPERATORS)
+    first, second = [], []
+    for number, shape1, color1, shape2, color2 in instruction.tolist():
+        first.append(f"{names[number - 1]} {data.words(shape1, color1)}".strip())
+        second.append(f"{names[number - 1]} {data.words(shape2, color2)}".strip())
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
-    empty = ["empty cells"] if len(cells) < len(data.CELLS) else []
-    return {"question": [*first, *second, "EOS of the question"],
+    return {"question": first + second + ["EOS of the question"],
             "operators": [key for key in first + second if key != "IfElse"],
             "answers": [f"answer to {key}" for key in first if key != "IfElse"],
-            "grid": [*cells, *empty, "EOS of the grid"]}
+            "grid": cells + ["empty cells", "EOS of the grid"]}
 
 
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
     that a model names, in the order of computing; and the answer. Weights are means over heads.
     UsageError where a block has other tokens than the model says."""
-    tokens, seen = keys_of(instruction, stimulus), []
+    tokens = keys_of(instruction, stimulus)
+    seen = []
     features, calls = watch(model, instruction[None], stimulus[None])
     for name, block, (x, context, bias), _, row, groups in calls:
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
@@ -510,18 +513,18 @@ def attention_of(model, instruction, stimulus):
         if len(weights) != len(keys):
             raise UsageError(f"{name} looks at {len(weights)} tokens, but {groups!r} in `looks` "
                              f"are {len(keys)}")
-        seen.append((name, [*zip(keys, weights)]))
+        seen.append((name, list(zip(keys, weights))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
-def draw_attention(folder, subset, number):
+def draw_attention(run, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
-    model, config = load(folder)
+    model, config = load(run["folder"])
     if not any("grid" in groups for _, groups in getattr(model, "looks", {}).values()):
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn "
                          "(models/README.md: `looks`)")
-    subset = subset or near_and_far(config["split"])[0]
-    trials = data.trials(config["split"], subset, number + 1)
+    subset = subset or config["in_distribution"]
+    trials = trials_of(run, subset, number + 1)
     instruction, stimulus, answer = (part[-1] for part in trials)
     seen, said = attention_of(model, instruction, stimulus)
     text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
@@ -615,15 +618,14 @@ def decoding(x, trials, test_x, test_trials):
     return statistics.mean(shares)
 
 
-def measure(folder):
+def measure(run):
     """How the hidden states of a run are organized on the hardest test set, and what is decoded
     from each place, after training and before."""
+    fit = trials_of(run, run["config"]["in_distribution"], FIT, seed=1)
+    test = trials_of(run, run["config"]["hardest"], PROBES)
     found = {}
     for when, trained in ("untrained", False), ("decoded", True):
-        model, config = load(folder, trained)
-        near, far = near_and_far(config["split"])
-        fit = data.trials(config["split"], near, FIT, seed=1)
-        test = data.trials(config["split"], far, PROBES)
+        model, _ = load(run["folder"], trained)
         x, test_x = states(model, fit), states(model, test)
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
@@ -632,20 +634,23 @@ def measure(folder):
     return found
 
 
-def why_table(rows):
+def why_table(runs):
     """A row per split and model whose hidden states were measured, with means over these seeds. Two
     columns say what is decoded from the best place of each seed, the next what from features."""
+    rows = {}
+    for run in runs:
+        if "why" in run:
+            rows.setdefault(f"{run['config']['split']}, {run['row']}", []).append(run)
     lines = []
-    for (split, row), results in rows.items():
-        results = [result for result in results if "why" in result]
-        if seeds := [result["why"] for result in results]:
-            like = [statistics.mean(seed["alignment"][part] for seed in seeds)
-                    for part in ("stimulus", "instruction", "answer")]
-            lines.append([f"{split}, {row}", *(f"{r:.2f}" for r in like),
-                          percent([max(seed["untrained"].values()) for seed in seeds]),
-                          percent([max(seed["decoded"].values()) for seed in seeds]),
-                          percent([seed["decoded"]["features"] for seed in seeds]),
-                          percent(accuracies(results, near_and_far(split)[1]))])
+    for name, seeds in rows.items():
+        whys = [run["why"] for run in seeds]
+        like = [statistics.mean(why["alignment"][part] for why in whys)
+                for part in ("stimulus", "instruction", "answer")]
+        best = [percent([max(why[when].values()) for why in whys])
+                for when in ("untrained", "decoded")]
+        last = percent([why["decoded"]["features"] for why in whys])
+        accuracy = percent([run["accuracy"][run["config"]["hardest"]] for run in seeds])
+        lines.append([name] + [f"{r:.2f}" for r in like] + best + [last, accuracy])
     return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
                   "like answer", "decoded before training", "after", "from features", "accuracy"],
                  lines)
@@ -665,7 +670,7 @@ def between(low, high):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        description="Evaluate trained models: a table per split, then a summary.",
+        description="Evaluate trained models: a table per split, then the verdicts.",
         usage=argparse.SUPPRESS)
     add = parser.add_argument
     add("runs", nargs="*", default=[Path("runs")], type=Path, help="run folders, or folders above "
@@ -674,7 +679,7 @@ def main(argv=None):
         "operator of the root's condition")
     add("--plot", metavar="FILE", help="draw accuracy (pictures need matplotlib)")
     add("--curves", metavar="FILE", help="draw accuracy in distribution during training, a line "
-        "per run")
+        "per run, of unfinished runs too")
     add("--show", type=between(0, 1000), default=0, metavar="N", help="print N trials that each "
         "model got wrong, of 1,000 (default: 0)")
     add("--why", action="store_true", help="add a table of hidden states: are they organized like "
@@ -683,36 +688,43 @@ def main(argv=None):
         "of the first run that has weights")
     add("--trial", type=between(0, 9999), default=0, help="its number (default: 0)")
     add("--subset", help="the test set of --show (default: the hardest) and of --attention "
-        "(default: the last one in distribution)")
+        "(default: the one in distribution)")
     args = parser.parse_args(argv)
     with data.ending(parser):
-        runs = runs_below(args.runs)
-        weights = [folder for folder in runs if (folder / "checkpoint.pt").exists()]
-        new = [folder for folder in weights if args.why and "why" not in runs[folder]]
-        for folder in tqdm(new, "measuring hidden states", leave=False, disable=None):
-            runs[folder]["why"] = measure(folder)
-            write(folder / "result.json", json.dumps(runs[folder], indent=1).encode())
-        unmeasured = args.why and not any("why" in result for result in runs.values())
-        if (args.show or args.attention or unmeasured) and not weights:
-            recorded = Path(__file__).parent.glob("models/recorded/**/checkpoint.pt")
-            has = ", ".join(sorted(os.path.relpath(path.parent) for path in recorded))
-            raise UsageError(f"these runs have no weights (checkpoint.pt). These have: {has}")
-        rows = rows_of(runs)
-        splits, _ = names_of(rows)
-        for split in splits:
-            print(f"\n{split_table(split, rows, args.per_operator)}")
+        runs = find_runs(args.runs)
+        splits, ends = collect(runs), ends_of(runs)
+        weights = [run for run in runs
+                   if run["accuracy"] and (run["folder"] / "checkpoint.pt").exists()]
+        unmeasured = args.why and not any("why" in run for run in runs)
+        if not weights and (args.show or args.attention or unmeasured):
+            raise UsageError("these runs have no weights (checkpoint.pt); models/RESULTS.md names "
+                             "recorded ones that have some")
+        unfinished = sum(not run["accuracy"] for run in runs)
+        if unfinished:
+            print(f"not finished: {unfinished} of {len(runs)} runs; --curves draws them, too",
+                  file=sys.stderr)
+        for split, rows in collect(runs, args.per_operator).items():
+            if rows:
+                print(f"\n{split_table(split, rows, ends[split][0])}")
         for release in False, True:  # trials without shortcuts, then their twins
-            ground = [split for split in splits if split.endswith("_release") == release]
-            if summary := summary_table(ground, rows):
-                print(f"\n{summary}")
+            ground = {split: rows for split, rows in splits.items()
+                      if rows and split.endswith("_release") == release}
+            if ground:
+                names = dict.fromkeys(run["row"] for run in runs)
+                print(f"\n{verdict_table(names, ground, ends)}")
         if args.why:
-            print(f"\n{why_table(rows)}")
-        for folder in weights if args.show else ():
-            print(f"\n{folder}: {mistakes(*load(folder), args.show, args.subset)}")
+            for run in tqdm(weights, "measuring hidden states", leave=False, disable=None):
+                if "why" not in run:
+                    run["why"] = measure(run)
+                    path = run["folder"] / "result.json"
+                    write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
+            print(f"\n{why_table(runs)}")
+        for run in weights if args.show else ():
+            print(f"\n{run['folder']}: {mistakes(run, args.show, args.subset)}")
         if args.plot:
-            save(draw_accuracy(rows), args.plot)
+            save(draw_accuracy(splits, ends, colors_of(runs)), args.plot)
         if args.curves:
-            save(draw_curves(rows), args.curves)
+            save(draw_curves(runs, splits, ends, colors_of(runs)), args.curves)
         if args.attention:
             save(draw_attention(weights[0], args.subset, args.trial), args.attention)
 

@@ -7,24 +7,28 @@
 A run has a folder, <out>/<split>/<model>/<settings>/seed<k>/, where <settings> are the flags that
 differ from the model's defaults. It holds config.json (all that decides its numbers, and the
 machine that it last ran on), copies of data.py, train.py and the model's file, log.csv (how it
-went), checkpoint.pt (to go on from) and, at the end, result.json (its accuracies). After a stop at
-any moment, the same command goes on, and ends with the same bits if it has as many threads.
+went, in percent), checkpoint.pt (to go on from) and, at the end, result.json (its accuracies).
+After a stop at any moment, the same command goes on, and ends with the same bits if it has as many
+threads.
 """
 import argparse
-import ast
+import collections
 import contextlib
+import csv
 import inspect
 import io
 import itertools
 import json
 import math
 import platform
-import re
+import shlex
 import signal
 import sys
+import threading
 import time
 import traceback
 import typing
+import urllib.parse
 from pathlib import Path
 
 import torch
@@ -35,21 +39,80 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, near_and_far, read, score, write
+from eval import between, checksum, read, score, write
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
 TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "muon", "lr": 1e-3,
-            "decay": "matrices", "schedule": "cosine"}
+            "schedule": "cooldown"}
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
-WARMUP, REPORT_EVERY, LOG_TRIALS = 200, 500, 300  # steps; steps; per test set, on the way
-SAVE_EVERY = 180  # seconds at most between checkpoints; every report makes one, too
+COOLDOWN = 0.2  # the share of the steps in which the rate falls
+REPORT_EVERY, EARLY, LOG_TRIALS = 500, 100, 300  # steps; in the first thousand; per test set
 SOURCE = Path(__file__).read_bytes()  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
 
 # ---- training -----------------------------------------------------------------------------------
+def fit(config, folder, again=False, workers=0):
+    """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
+    left to do for a run that is finished."""
+    split, device = config["split"], config["device"]
+    steps, size = config["steps"], config["batch_size"]
+    batches = data.Batches(split, size, config["seed"], config["train_size"])
+    model, optimizers = build(config)
+    if prepare(config, folder, again):
+        print(f"{folder} is finished", flush=True)
+        return
+    files = Files(folder)
+    state = restore(folder, model, optimizers)
+    step, rows = state["step"], state["rows"]
+    sums = state["sums"].to(device)  # of loss and accuracy, since the last row of the log
+    print(f"{folder}, from step {step:,}", flush=True)
+
+    loader = DataLoader(batches, batch_size=None, sampler=range(step, steps), num_workers=workers,
+                        pin_memory=device == "cuda", worker_init_fn=ignore_stops,
+                        generator=torch.Generator())  # the default one is the model's
+    bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=step,
+               unit=" trials", unit_scale=size, disable=None)
+    began = time.perf_counter() - state["seconds"]
+    stops = []
+    with on_stop(lambda *_: stops.append(True)):  # a step is made whole
+        for batch in bar:
+            rate = rate_at(step, steps, config["schedule"])
+            sums += learn(model, optimizers, batch, rate, device)
+            step += 1
+            every = EARLY if step <= 1_000 else REPORT_EVERY
+            due = step % every == 0 or step in (10, steps)
+            if due or step % 10 == 0:  # reading a number waits for the GPU
+                loss, accuracy = (sums / (step - state["since"])).tolist()
+                bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
+                if not math.isfinite(loss):
+                    raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
+            if due:
+                tested = score(model.eval(), split, LOG_TRIALS, device)["accuracy"]
+                model.train()
+                shares = {"train": accuracy, **tested}
+                percents = {name: round(100 * share, 1) for name, share in shares.items()}
+                rows.append({"step": step, "trials": step * size, "loss": round(loss, 4),
+                             **percents, "seconds": round(time.perf_counter() - began, 1)})
+                bar.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()),
+                          sys.stderr)
+                state["since"] = step
+                sums.zero_()
+            if due or stops:
+                state |= {"step": step, "sums": sums.cpu(), "seconds": time.perf_counter() - began}
+                save(files, model, optimizers, state)
+            if stops:
+                print(f"\nStopped after step {step:,}.", flush=True)
+                raise KeyboardInterrupt
+
+    result = score(model.eval(), split, config["test_trials"], device)
+    result["checksums"] = {test: checksum(split, test) for test in result["accuracy"]}
+    result = {"config": read(folder / "config.json"), **result, "log": rows}
+    files.write("result.json", json.dumps(result, indent=1).encode())
+
+
 def learn(model, optimizers, batch, rate, device):
     """Makes a training step with `rate`, from 0 to 1, times each optimizer's peak learning rate.
     Returns loss and accuracy, (2,)."""
@@ -67,94 +130,54 @@ def learn(model, optimizers, batch, rate, device):
 
 
 def rate_at(step, steps, schedule):
-    """The learning rate at a step, from 0 on, as a share of its peak: a linear warm-up times half a
-    cosine; or always 1, if constant."""
+    """The learning rate at a step, from 0 on, as a share of its peak: always 1, or with a cooldown,
+    in which it falls to 0 in a line (Hägele et al. 2024, arXiv 2405.18392)."""
     if schedule == "constant":
         return 1
-    return min(1, (step + 1) / min(WARMUP, steps)) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-def fit(config, folder, again, workers):
-    """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
-    left to do for a run that is finished."""
-    split, steps, size, device = (config[key] for key in ("split", "steps", "batch_size", "device"))
-    batches = data.Batches(split, size, config["seed"], config["train_size"])
-    near_and_far(split)  # a split without a test set in distribution is refused at once
-    model, optimizers = build(config)
-    if prepare(config, folder, again):
-        print(f"{folder} is finished", flush=True)
-        return
-    state = restore(folder, model, optimizers)
-    done, rows, recent = state["step"], state["rows"], state["recent"].to(device)
-    print(f"{folder}, from step {done:,}" if done else folder, flush=True)
-    loader = DataLoader(batches, batch_size=None, sampler=range(done, steps), num_workers=workers,
-                        pin_memory=device == "cuda", worker_init_fn=ignore_stops,
-                        generator=torch.Generator())  # the default one is the model's
-    bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=done,
-               unit=" trials", unit_scale=size, disable=None)
-    saved = time.perf_counter()
-    began, stopped = saved - state["seconds"], []
-    at_stop(lambda *_: stopped.append(True))  # the loop asks after each step
-    for step, batch in enumerate(bar, done + 1):
-        rate = rate_at(step - 1, steps, config["schedule"])
-        recent += learn(model, optimizers, batch, rate, device)
-        due = step % REPORT_EVERY == 0 or step in (10, steps)  # 10: an early sign of life
-        if due or step % 10 == 0:  # reading a number waits for the GPU
-            since = rows[-1]["step"] if rows else 0
-            loss, accuracy = (recent / (step - since)).tolist()
-            if not math.isfinite(loss):
-                raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
-            bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
-        if due:
-            tested = score(model.eval(), split, LOG_TRIALS, device)["accuracy"]
-            model.train()
-            row = {"step": step, "trials": step * size, "loss": loss, "train": accuracy,
-                   **tested, "seconds": time.perf_counter() - began}
-            rows.append({name: round(value, 4) for name, value in row.items()})
-            bar.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()),
-                      sys.stderr)
-            recent.zero_()
-        if due or stopped or time.perf_counter() - saved > SAVE_EVERY:
-            saved = time.perf_counter()
-            save(folder, model, optimizers, step=step, rows=rows, recent=recent.cpu(),
-                 seconds=saved - began)
-            write_log(folder, rows)
-        if stopped:
-            print(f"\nStopped after step {step:,}.", flush=True)
-            raise KeyboardInterrupt
-    at_stop(signal.default_int_handler)
-    write_log(folder, rows)  # once more: the run may have been killed before the last one
-    result = score(model.eval(), split, config["test_trials"], device)
-    whole = {"config": read(folder / "config.json"), **result, "log": rows}
-    write(folder / "result.json", json.dumps(whole, indent=1).encode())
-
-
-def at_stop(handler):  # Ctrl-C, or SIGTERM, which clusters send
-    signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGTERM, handler)
-
-
-def ignore_stops(_):  # in a process that draws trials
-    at_stop(signal.SIG_IGN)
+    return min(1, (steps - step) / (COOLDOWN * steps))
 
 
 def build(config):
     """A run's model and its optimizers, as they start."""
     torch.manual_seed(config["seed"])
     model = module_of(config["model"]).Model(**config["model_args"]).to(config["device"])
-    return model, make_optimizers(model, config["optimizer"], config["lr"], config["decay"])
+    return model, make_optimizers(model, config["optimizer"], config["lr"])
+
+
+@contextlib.contextmanager
+def on_stop(handler):
+    """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler. A thread gets neither."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_stops(_):  # in a process that draws trials
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 # ---- the optimizers -----------------------------------------------------------------------------
-def make_optimizers(model, name, lr, decay):
-    """AdamW for all, or Muon for the matrices of Linear layers other than the readout and AdamW for
-    the rest. Weight decay is for matrices, or for all."""
-    linears = [module for module in model.modules()
-               if isinstance(module, nn.Linear) and module is not model.readout]
-    hidden = [linear.weight for linear in linears] if name == "muon" else []
-    others = [p for p in model.parameters() if p not in {*hidden}]  # in a list, == would fail
-    decayed = [p for p in others if decay == "all" or p.dim() > 1]
-    vectors = [p for p in others if decay == "matrices" and p.dim() <= 1]
+def make_optimizers(model, name, lr):
+    """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
+    and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
+    linears = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = linears - tables - {model.readout.weight}
+    hidden, decayed, vectors = [], [], []
+    for p in model.parameters():
+        if name == "muon" and p in matrices:
+            hidden.append(p)
+        elif p.dim() > 1:
+            decayed.append(p)
+        else:
+            vectors.append(p)
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
                                {"params": vectors, "peak": lr, "weight_decay": 0}], fused=True)
     return [adamw, Muon(hidden, MUON_RATIO * lr)] if hidden else [adamw]
@@ -163,59 +186,63 @@ def make_optimizers(model, name, lr, decay):
 class Muon(torch.optim.Optimizer):
     """Moves each matrix by its momentum, made orthogonal (Jordan et al. 2024), so that the
     gradient's size does not matter. A matrix with more rows than columns moves further, by `scale`.
-    It computes what torch.optim.Muon does, but in float32, which every CPU has units for."""
+    It computes what torch.optim.Muon does, but in float32, which every CPU has units for, and for
+    all matrices of a shape at once, which a GPU is faster with."""
 
     def __init__(self, matrices, peak):
         super().__init__(matrices, {"lr": peak, "peak": peak})
+        for matrix in matrices:
+            self.state[matrix]["momentum"] = torch.zeros_like(matrix)
 
     @torch.no_grad()
     def step(self):
-        group, = self.param_groups
+        group = self.param_groups[0]
+        alike = collections.defaultdict(list)  # shape -> matrices
         for matrix in group["params"]:
-            if (gradient := matrix.grad) is None:
-                continue
-            state = self.state[matrix]
-            momentum = state.setdefault("momentum", torch.zeros_like(matrix))
-            momentum.lerp_(gradient, 1 - MOMENTUM)
-            update = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's momentum
-            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
-            matrix.mul_(1 - group["lr"] * DECAY).sub_(update, alpha=group["lr"] * scale)
+            if matrix.grad is not None:
+                alike[matrix.shape].append(matrix)
+        for (rows, columns), matrices in alike.items():
+            gradients = [matrix.grad for matrix in matrices]
+            momenta = [self.state[matrix]["momentum"] for matrix in matrices]
+            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+            nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's momentum
+            updates = orthogonal(torch.stack(nesterov)).unbind()
+            scale = max(1, rows / columns) ** 0.5
+            torch._foreach_mul_(matrices, 1 - group["lr"] * DECAY)
+            torch._foreach_sub_(matrices, updates, alpha=group["lr"] * scale)
 
 
-def orthogonal(x):  # (rows, columns)
+def orthogonal(x):  # (matrices, rows, columns)
     """Brings singular values that are not tiny near 1, between 0.7 and 1.2: five Newton-Schulz
     iterations, each a polynomial of odd powers, which acts on the singular values alone."""
-    if x.shape[0] > x.shape[1]:
-        return orthogonal(x.T).T  # smaller products
-    x = x / x.norm().clamp(min=1e-7)
+    if x.shape[1] > x.shape[2]:
+        return orthogonal(x.mT).mT  # smaller products
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
-        gram = x @ x.T
+        gram = x @ x.mT
         # 3.4445 x - 4.775 (x x.T) x + 2.0315 (x x.T)^2 x
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+        factor = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+        x = torch.baddbmm(x, factor, x, beta=3.4445)
     return x
 
 
 # ---- the files of a run -------------------------------------------------------------------------
 def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
-    code there. UsageError if the run there was made with other code, unless `again` removes it."""
+    code there. UsageError if that run, or another seed beside it, was made otherwise: seeds of a
+    row differ in nothing else. With `again` that run is removed, and the others are not asked."""
     model = Path(module_of(config["model"]).__file__)
     code = {Path(data.__file__): data.SOURCE, Path(__file__): SOURCE, model: model.read_bytes()}
-    for path in code:
-        check_imports(path, code[path])
     result, checkpoint = folder / "result.json", folder / "checkpoint.pt"
-    if result.exists() or checkpoint.exists():
-        copies = {path.name: path.read_bytes() for path in folder.glob("*.py")}
-        other = [f"{path.name} (diff {folder / path.name} {path})" for path in code
-                 if copies.get(path.name) != code[path]]
-        if other and not again:
-            raise UsageError(f"the run there was made with another {', '.join(other)}: choose "
-                             "another --out, or add --again to start it anew")
-        if other:
-            result.unlink(missing_ok=True)
-            checkpoint.unlink(missing_ok=True)
-        elif result.exists() and read(result)["config"]["test_trials"] == config["test_trials"]:
-            return True  # or fit tests it again, without training
+    if again and differences(folder, config, code):
+        result.unlink(missing_ok=True)
+        checkpoint.unlink(missing_ok=True)
+    for other in () if again else sorted(folder.parent.glob("seed*")):
+        if different := differences(other, config, code):
+            raise UsageError(f"{other} was made otherwise ({'; '.join(different)}): choose another "
+                             "--out, or add --again to start anew")
+    if result.exists() and read(result)["config"]["test_trials"] == config["test_trials"]:
+        return True  # else fit tests it again, without training
     folder.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "torch": torch.__version__,
                "machine": platform.platform(), "threads": torch.get_num_threads()}
@@ -225,43 +252,56 @@ def prepare(config, folder, again):
     return False
 
 
-def check_imports(path, source):
-    """UsageError if a file imports another one from here, of which the run would have no copy. Only
-    train.py may import eval and models: they build and test a model, but train none."""
-    known = ("data", "eval", "models") if path.name == "train.py" else ("data",)
-    for node in ast.walk(ast.parse(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = ["models" if node.level else node.module]  # level: `from . import`
-        for name in (name.partition(".")[0] for name in names):
-            here = Path(__file__).with_name(name)
-            if name not in known and (any(here.glob("*.py")) or here.with_suffix(".py").exists()):
-                raise UsageError(f"{path.name} imports {name}, of which a run keeps no copy: put "
-                                 "the code into one file")
+def differences(folder, config, code):
+    """In what a run was made otherwise than with this configuration and code: settings, files."""
+    made = read(folder / "config.json") if (folder / "config.json").exists() else {}
+    named = config.keys() & made.keys() - {"seed", "device", "test_trials"}
+    copies = {path: folder / path.name for path in code if (folder / path.name).exists()}
+    return ([f"{name} {made[name]}" for name in sorted(named) if made[name] != config[name]]
+            + [shlex.join(["diff", str(copy), str(path)]) for path, copy in copies.items()
+               if copy.read_bytes() != code[path]])
 
 
-def save(folder, model, optimizers, **state):
-    """Writes a checkpoint: all that a run needs to go on to the same bits."""
+class Files:
+    """The files of a run, which has one writer: if its checkpoint or result is not what it was when
+    this process read or wrote it last, another one has gone on, and this one ends."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.known = self.times()
+
+    def times(self):
+        paths = self.folder / "checkpoint.pt", self.folder / "result.json"
+        return [path.exists() and path.stat().st_mtime_ns for path in paths]
+
+    def write(self, name, content):
+        if self.times() != self.known:
+            sys.exit(f"train.py: {self.folder}: another process has gone on with this run, so this "
+                     "one ends, and writes nothing")
+        write(self.folder / name, content)
+        self.known = self.times()
+
+
+def save(files, model, optimizers, state):
+    """Writes log.csv, and a checkpoint: all that a run needs to go on to the same bits."""
+    log = io.StringIO()
+    names = dict.fromkeys(name for row in state["rows"] for name in row)
+    writer = csv.DictWriter(log, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(state["rows"])
+    files.write("log.csv", log.getvalue().encode())
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    torch.save({**state, "model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
-    write(folder / "checkpoint.pt", buffer.getvalue())
-
-
-def write_log(folder, rows):
-    if rows:
-        lines = [rows[0].keys(), *(row.values() for row in rows)]
-        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
-        with contextlib.suppress(PermissionError):  # on Windows, while another program reads it
-            write(folder / "log.csv", text.encode())
+    torch.save(state | {"model": model.state_dict(), "random": torch.get_rng_state(),
+                        "cuda": torch.cuda.get_rng_state_all(),
+                        "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
+    files.write("checkpoint.pt", buffer.getvalue())
 
 
 def restore(folder, model, optimizers):
     """Loads a checkpoint into model and optimizers, and returns what else `save` was given. Without
     a checkpoint, that is how a run starts."""
     if not (folder / "checkpoint.pt").exists():
-        return {"step": 0, "rows": [], "recent": torch.zeros(2), "seconds": 0}
+        return {"step": 0, "since": 0, "rows": [], "sums": torch.zeros(2), "seconds": 0}
     state = read(folder / "checkpoint.pt")
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -273,90 +313,114 @@ def restore(folder, model, optimizers):
 
 # ---- the command line ---------------------------------------------------------------------------
 def parser_of(model=None):
-    """The flags: what to run and, of a model, TRAINING and the arguments of its constructor."""
+    """The flags that say which runs to make; and, of a model, all others: of each run, of the
+    recipe (with TRAINING as defaults) and the arguments of its constructor."""
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        f"train.py --model {model}" if model else "train.py", usage=argparse.SUPPRESS,
+        "train.py", usage=argparse.SUPPRESS, add_help=model is not None, allow_abbrev=False,
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
-        add_help=model is not None, allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument_group("which runs").add_argument
+    several = {"nargs": "+", "action": "extend", "default": argparse.SUPPRESS}
+    add("--model", choices=["all", *available()], **several,
+        help=f"which ones (default: sstfmr); all: {', '.join(ALL)}")
+    add("--split", choices=["all", *data.SPLITS], **several,
+        help="which ones (default: productive); all: those without _release")
+    add("--seed", type=between(0, 2 ** 63 - 1), **several,
+        help="of the weights and the training trials (default: 0)")
+    add("--list", action="store_true", help="print the flags of each run, a line each, and stop")
+    if model is None:
+        return parser
+    add = parser.add_argument_group("each run").add_argument
     whole = between(1, 10 ** 9)
-    add = parser.add_argument_group("what to run").add_argument
-    add("--model", nargs="+", default=["sstfmr"], choices=["all", *available()],
-        help=f"which ones; all: {', '.join(ALL)}")
-    add("--split", nargs="+", default=["productive"], choices=["all", *data.SPLITS],
-        help="which ones; all: those without _release")
-    add("--seed", nargs="+", type=between(0, 2 ** 63 - 1), default=[0],
-        help="of the weights and the training trials")
     add("--test-trials", type=whole, default=2_000,
         help="per test set, at the end; the study's runs have 10000")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
-    add("--again", action="store_true", help="start runs of other code anew")
+    add("--again", action="store_true", help="start it anew if it was made otherwise")
     add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
     add("--workers", type=between(0, 64), default=4 if "cuda" in DEVICES else 0,
         help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
-    if not model:
-        return parser
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=whole, help="batches to train on")
     add("--batch-size", type=whole, help="trials per batch")
     add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
     add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
     add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
-    add("--decay", choices=["matrices", "all"],
-        help="which of AdamW's weights decay: matrices and tables, or all; Muon's always do")
-    add("--schedule", choices=["cosine", "constant"],
-        help="of the rate; cosine: a warm-up, then it falls to 0; constant: neither")
-    module = module_of(model)
-    parser.set_defaults(**TRAINING | getattr(module, "TRAINING", {}))
+    add("--schedule", choices=["cooldown", "constant"],
+        help="of the rate; cooldown: it falls to 0 in the last fifth of the steps")
+    parser.set_defaults(**TRAINING)
+    own = getattr(module_of(model), "TRAINING", {})
+    parser.prog = f"train.py: TRAINING of {model}"  # a mistake there ends like one in a flag
+    for name in own.keys() - TRAINING.keys():
+        parser.error(f"there is no {name}")
+    recipe = parser.parse_args([f"--{name.replace('_', '-')}={own[name]}" for name in own])
+    parser.set_defaults(**vars(recipe))
+    parser.prog = f"train.py --model {model}"
     add = parser.add_argument_group("the model, as its file explains").add_argument
-    for name, parameter in inspect.signature(module.Model, eval_str=True).parameters.items():
+    signature = inspect.signature(module_of(model).Model, eval_str=True)
+    for name, parameter in signature.parameters.items():
         default, kind = parameter.default, type(parameter.default)
-        if kind not in (bool, int, float, str):
+        choices = typing.get_args(parameter.annotation) or None  # of a Literal
+        if kind not in (bool, int, float, str) or default not in (choices or [default]):
             raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
-                             "bool, an int, a float or a str")
-        options = {"action": argparse.BooleanOptionalAction} if kind is bool else {
-            "type": between(min(1, default), 10 ** 9) if kind is int else kind,
-            "choices": typing.get_args(parameter.annotation) or None}  # of a Literal
-        try:
-            add("--" + name.replace("_", "-"), default=default, help="(default: %(default)s)",
-                **options)
-        except argparse.ArgumentError as error:
+                             "bool, an int, a float, a str, or one of its choices")
+        if name in vars(recipe) or name in ("model", "split", "seed", "help"):
             raise UsageError(f"{model}: Model cannot have an argument {name}: train.py has a flag "
-                             "of this name") from error
+                             "of this name")
+        options = {"type": kind, "choices": choices}
+        if kind is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif kind is int:
+            options["type"] = between(min(1, default), 10 ** 9)
+        flag = f"--{name.replace('_', '-')}"
+        add(flag, default=default, help="(default: %(default)s)", **options)
     return parser
 
 
-def configurations(args, argv):
-    """One resolved configuration per run: all that decides its numbers."""
-    splits = [name for name in data.SPLITS if name in args.split
-              or "all" in args.split and not name.endswith("_release")]
+def configurations(argv):
+    """For each run: its flags, all arguments, and its configuration, all that decides its numbers.
+    UsageError if a flag would need quotes in the list of runs."""
+    args, others = parser_of().parse_known_args(argv)
+    chosen = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(args)
+    splits = [name for name in data.SPLITS if name in chosen["split"]
+              or "all" in chosen["split"] and not name.endswith("_release")]
     parsers = {model: parser_of(model) for model in available()
-               if model in args.model or "all" in args.model and model in ALL}
-    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(args.seed)):
+               if model in chosen["model"] or "all" in chosen["model"] and model in ALL}
+    if args.list and shlex.join(others) != " ".join(others):
+        raise UsageError(f"--list cannot carry flags that need quotes: {shlex.join(others)}")
+    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(chosen["seed"])):
         parser = parsers[model]
-        values = vars(parser.parse_args(argv))
-        common = vars(args) | TRAINING  # all other flags are arguments of Model
-        arguments = {name: value for name, value in values.items() if name not in common}
-        names = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
-        settings = "-".join(f"{name}{values[name]}" for name in names
-                            if values.get(name) != parser.get_default(name))
-        yield {"split": split, "model": model, "seed": seed,
-               "settings": re.sub(r"[^A-Za-z0-9.-]", "", settings) or "default",
-               "model_args": arguments, **{name: values[name] for name in TRAINING},
-               "test_trials": args.test_trials, "device": args.device}
+        args = parser.parse_args(others)
+        names = inspect.signature(module_of(model).Model).parameters
+        arguments = {name: vars(args)[name] for name in names}
+        recipe = {name: vars(args)[name] for name in TRAINING}
+        values = recipe | arguments
+        order = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
+        changed = [f"{name.replace('_', '')}{values[name]}" for name in order
+                   if name in values and values[name] != parser.get_default(name)]
+        yield f"--model {model} --split {split} --seed {seed} {' '.join(others)}", args, {
+            "split": split, "in_distribution": data.in_distribution(split),
+            "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
+            "settings": urllib.parse.quote("-".join(changed), safe="") or "default",
+            "model_args": arguments, **recipe, "muon_ratio": MUON_RATIO, "momentum": MOMENTUM,
+            "weight_decay": DECAY, "cooldown": COOLDOWN,
+            "test_trials": args.test_trials, "device": args.device}
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of()
-    with data.ending(parser):
-        args, _ = parser.parse_known_args(argv)  # configurations parses the rest
-        runs = {args.out.joinpath(c["split"], c["model"], c["settings"], f"seed{c['seed']}"): c
-                for c in configurations(args, argv)}
-        print(f"Runs: {len(runs)}, on {args.device}, with a line every {REPORT_EVERY} steps. After "
-              "a stop, the same command goes on.", flush=True)
-        at_stop(signal.default_int_handler)
+    with data.ending(parser), on_stop(signal.default_int_handler):
+        runs = list(configurations(argv))
+        if "--list" in argv:
+            print("\n".join(flags for flags, _, _ in runs))
+            return
+        device = runs[0][1].device
+        print(f"Runs: {len(runs)}, on {device}, with a line every {REPORT_EVERY} steps. After a "
+              "stop, the same command goes on.", flush=True)
         finished = []
-        for folder, config in runs.items():
+        for _, args, config in runs:
+            row = args.out / config["split"] / config["model"] / config["settings"]
+            folder = row / f"seed{config['seed']}"
             try:
                 fit(config, folder, args.again, args.workers)
                 finished.append(str(folder))
@@ -364,8 +428,6 @@ def main(argv=None):
                 if not isinstance(error, (UsageError, OSError)):
                     traceback.print_exc()
                 print(f"{parser.prog}: error: {folder}: {error}", file=sys.stderr)
-            finally:  # a notebook lives on
-                at_stop(signal.default_int_handler)
         if finished:
             evaluation.main(finished)
         if len(finished) < len(runs):

@@ -1,4 +1,5 @@
 """The models by name: every file in this folder that defines Model."""
+import sys
 import types
 from pathlib import Path
 
@@ -21,5 +22,6 @@ def module_of(name, folder=None):
     path = Path(folder) / f"{name}.py" if folder else available()[name]
     module = types.ModuleType(f"models.{name}")
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclass, typing and pickle look for it
     exec(compile(path.read_bytes(), path, "exec"), vars(module))
     return module

@@ -18,10 +18,15 @@ Known of the authors' training: AdamW at a constant 1e-4, weight decay 0.01, gra
 demos use batches of 64. Not known: how many trials. A reviewer of the paper speaks of more than 5
 million, a follow-up asks for 7,000 to 28,000.
 
-Differs from the release: 1) logits, not log probabilities; 2) no token that nobody reads; 3) no
-relative positions, which the release also offers; 4) the GRU reads a stimulus token as the same
-three numbers as the RNN, in the release as 37 features. embed=onehot learns a vector for each
-value; rnn and gru do without it.
+Differs from the release:
+
+    1) logits, not log probabilities
+    2) no token that nobody reads
+    3) no relative positions, which the release also offers
+    4) the GRU reads a stimulus token as the same three numbers as the RNN, in the release as 37
+       features
+
+embed=onehot learns a vector for each value; rnn and gru do without it.
 """
 from functools import partial
 from typing import Literal
@@ -32,7 +37,7 @@ from torch.nn import functional as F
 
 import data
 
-TRAINING = {"optimizer": "adamw", "lr": 1e-4, "decay": "all", "schedule": "constant"}
+TRAINING = {"optimizer": "adamw", "lr": 1e-4, "schedule": "constant"}
 OPERATORS = """Exist GetLocation GetColor GetShape SumEven ProductEven ProductOdd SumOdd
                IfElse""".split()  # in the order of the release's numbers, from 1
 LONGEST = data.LONGEST + len(data.CELLS) + 2  # tokens: rule, stimulus, EOS of both

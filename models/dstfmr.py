@@ -15,11 +15,17 @@
 read=eos: the EOS of each stream goes on, as in the paper. read=root: the root operator's token goes
 on in place of the instruction's EOS, our change.
 
-Differs from the paper: 1) four heads, width 128; 2) learned stimulus positions, instruction
-positions with wavelengths from 2.5 to 64 tokens; 3) Muon, and norms in front, not behind; 4) empty
-cells have no position; 5) keys have no bias; 6) Linears start with variance 1 / fan-in, queries
-with 0.09 of it, embeddings with 1; 7) a token per selector; 8) no dropout (the authors' release
-has 0.1); 9) GELU, not ReLU, and none behind the last Linear of the MLP.
+Differs from the paper:
+
+    1) four heads, width 128
+    2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64 tokens
+    3) Muon, and norms in front, not behind
+    4) empty cells have no position
+    5) keys have no bias
+    6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1
+    7) a token per selector
+    8) no dropout (the authors' release has 0.1)
+    9) GELU, not ReLU, and none behind the last Linear of the MLP
 """
 import math
 from typing import Literal
@@ -32,6 +38,7 @@ import data
 READ = {"eos": -1, "root": 0}  # which token of a stream
 
 
+# ---- as in sstfmr.py ----------------------------------------------------------------------------
 def sinusoids(length, dim):  # -> (length, C), of variance 1
     wavelength = 2.5 * (64 / 2.5) ** torch.linspace(0, 1, dim // 2)  # in tokens
     angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
@@ -61,8 +68,8 @@ class Instruction(nn.Module):  # first selectors, second selectors, EOS
 
 
 class Stimulus(nn.Module):
-    """Objects, empty cells, EOS. Empty cells have no position. So they are equal, and n equal keys
-    weigh as much as one whose score is log n higher: one token stands for n of them."""
+    """Objects, one token for all empty cells, EOS. Empty cells have no position, so they are equal,
+    and n equal keys weigh as much as one whose score is log n higher."""
 
     def __init__(self, dim):
         super().__init__()
@@ -72,16 +79,16 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
-        cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
+        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
+        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
+        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        empty_token = shape == 0
-        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        # trials with fewer objects than `most` have several empty tokens, which share the cells
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
-        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
-        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
+        objects = self.shape(shape) + self.color(color) + self.cell(cell)
+        empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
+        x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
+        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
+        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        return x, count.log()
 
 
 class Attention(nn.Module):
@@ -116,6 +123,16 @@ class Block(nn.Module):  # norms in front, also of the keys
         return x + self.mlp(self.norm2(x))
 
 
+def init(module):  # Linears: variance 1 / fan-in, biases 0
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features ** -0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
+
+
+# ---- the model ----------------------------------------------------------------------------------
 class Encoder(nn.Module):  # with `read`, the last block computes that token alone
     def __init__(self, dim, layers, heads, read=None):
         super().__init__()
@@ -128,15 +145,6 @@ class Encoder(nn.Module):  # with `read`, the last block computes that token alo
             x = block(x, x, bias)
         query = x if self.read is None else x[:, self.read, None]
         return self.blocks[-1](query, x, bias)
-
-
-def init(module):  # Linears: variance 1 / fan-in, biases 0
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=module.in_features ** -0.5)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    if isinstance(module, Attention):  # apply visits its Linears first
-        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
 class Model(nn.Module):

@@ -45,6 +45,7 @@ LARGEST = 2 ** LEVELS - 1  # its operators
 SCALE = 2  # of digits: so a training step moves their scores four times as far
 
 
+# ---- numbers ------------------------------------------------------------------------------------
 def digits(number):  # 9 numbers
     """101, say, is -1, 1, 0, 0, then 1, 1, -1, -1, then 1: the digits behind the first one (0 is
     written as -1, none as 0), whether there is one, and a constant."""
@@ -54,18 +55,22 @@ def digits(number):  # 9 numbers
 
 
 def place(B, O, strays):  # -> numbers (B, at most O + strays), for training
-    """Lays a tree of O operators on any level of the largest one, and strays around it."""
-    level = torch.randint(LEVELS + 1 - O.bit_length(), (B, 1))
-    root = 2 ** level + (torch.rand(B, 1) * 2 ** level).long()
-    number = torch.arange(1, O + 1)
-    tree = number + (root - 1) * 2 ** number.log2().long()  # 101 below root 11: 1101
-    rank = torch.rand(B, 2 * LARGEST + 2)  # of each number, by lot
-    rank.scatter_(1, 2 * tree, 1).scatter_(1, 2 * tree + 1, 1)  # but branches last
-    rank.scatter_(1, tree, torch.arange(-O, 0.).expand(B, O))  # and the tree first
-    most = max(O, LARGEST - (O + 1))  # the O + 1 branches of leaves stay last, and out
-    return rank[:, 1:LARGEST + 1].argsort(1)[:, :min(O + strays, most)] + 1
+    """Lays the tree of O operators, in each trial, somewhere in the largest one. Strays lie on
+    places of that one that are free: not in the tree, and no branches of it."""
+    strays = min(strays, max(0, LARGEST - (2 * O + 1)))  # so many places are always free
+    rows = []
+    for _ in range(B):
+        level = torch.randint(LEVELS + 1 - O.bit_length(), ()).item()
+        tree = [2 ** level + torch.randint(2 ** level, ()).item()]
+        for i in range(O // 2):
+            tree += [2 * tree[i], 2 * tree[i] + 1]
+        free = [n for n in range(1, LARGEST + 1) if n not in tree and n // 2 not in tree]
+        chosen = torch.randperm(len(free))[:strays].tolist()
+        rows.append(tree + [free[i] for i in chosen])
+    return torch.tensor(rows)
 
 
+# ---- as in looptfmr.py --------------------------------------------------------------------------
 class Questions(nn.Module):  # first selectors, second selectors; no positions
     def __init__(self, dim):
         super().__init__()
@@ -83,9 +88,10 @@ class Questions(nn.Module):  # first selectors, second selectors; no positions
         return torch.cat([first, second], 1), count.log()
 
 
+# ---- as in sstfmr.py ----------------------------------------------------------------------------
 class Stimulus(nn.Module):
-    """Objects, empty cells, EOS. Empty cells have no position. So they are equal, and n equal keys
-    weigh as much as one whose score is log n higher: one token stands for n of them."""
+    """Objects, one token for all empty cells, EOS. Empty cells have no position, so they are equal,
+    and n equal keys weigh as much as one whose score is log n higher."""
 
     def __init__(self, dim):
         super().__init__()
@@ -95,16 +101,16 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
-        cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
+        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
+        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
+        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        empty_token = shape == 0
-        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        # trials with fewer objects than `most` have several empty tokens, which share the cells
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
-        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
-        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
+        objects = self.shape(shape) + self.color(color) + self.cell(cell)
+        empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
+        x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
+        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
+        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        return x, count.log()
 
 
 class Attention(nn.Module):
@@ -148,6 +154,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
+# ---- the model ----------------------------------------------------------------------------------
 class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, strays=12):
         super().__init__()
@@ -182,7 +189,8 @@ class Model(nn.Module):
         questions, x_log_count = self.questions(operators)  # (B, 2 O, C), (B, 2 O)
         objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         objects = objects + self.bind(objects)
-        B, O, S, N = *operators.shape[:2], objects.shape[1], numbers.shape[1]
+        B, O = operators.shape[:2]
+        S, N = objects.shape[1], numbers.shape[1]
         zeros = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
         bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None]
         bias = bias + self.bias_of(numbers, O, S)

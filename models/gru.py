@@ -9,8 +9,10 @@
 Every place of the grid has weights of its own, so what is learned about one cell says nothing about
 the others.
 
-Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller;
-2) the input has no bias: its rows hold it.
+Differs from the paper:
+
+    1) weights start with variance 1 / fan-in, those of the input smaller
+    2) the input has no bias: its rows hold it
 """
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ import data
 TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
 
 
+# ---- as in rnn.py -------------------------------------------------------------------------------
 class Rows(nn.Module):
     """The sum of one row of the table per feature. An empty cell has the feature 0 twice, and its
     rows are added like any others. Features left out at the end add nothing."""
@@ -38,6 +41,7 @@ class Rows(nn.Module):
         return x.unflatten(0, features.shape[:-1])
 
 
+# ---- the model ----------------------------------------------------------------------------------
 class Model(nn.Module):
     """A state of `dim` units, a reset and a keep (or update) gate for each."""
 

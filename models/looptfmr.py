@@ -31,6 +31,7 @@ import data
 OTHER, SELF, LEFT, RIGHT, PARENT = range(5)  # what an operator is to another one
 
 
+# ---- the tree and its questions -----------------------------------------------------------------
 def relations(O):  # -> (O, O): what the operator of a column is to that of a row
     row, column = torch.arange(O)[:, None], torch.arange(O)  # a tree, level by level
     return (SELF * (column == row) + LEFT * (column == 2 * row + 1)
@@ -54,9 +55,10 @@ class Questions(nn.Module):  # first selectors, second selectors; no positions
         return torch.cat([first, second], 1), count.log()
 
 
+# ---- as in sstfmr.py ----------------------------------------------------------------------------
 class Stimulus(nn.Module):
-    """Objects, empty cells, EOS. Empty cells have no position. So they are equal, and n equal keys
-    weigh as much as one whose score is log n higher: one token stands for n of them."""
+    """Objects, one token for all empty cells, EOS. Empty cells have no position, so they are equal,
+    and n equal keys weigh as much as one whose score is log n higher."""
 
     def __init__(self, dim):
         super().__init__()
@@ -66,16 +68,16 @@ class Stimulus(nn.Module):
         self.eos = nn.Parameter(torch.randn(dim))
 
     def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        empty_cell = stimulus[:, :, 0] == 0
-        most = int((~empty_cell).sum(1).max())  # objects of the fullest grid; waits for the GPU
-        cell = empty_cell.int().argsort(stable=True)[:, :most + 1]  # objects first
+        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
+        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
+        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        empty_token = shape == 0
-        x = self.shape(shape) + self.color(color) + self.cell(cell) * ~empty_token[:, :, None]
-        # trials with fewer objects than `most` have several empty tokens, which share the cells
-        share = empty_cell.sum(1, True) / empty_token.sum(1, True)  # (B, 1); 0 / 0 goes unused
-        count = torch.cat([torch.where(empty_token, share, 1), torch.ones_like(share)], 1)
-        return torch.cat([x, self.eos.expand(len(x), 1, -1)], 1), count.log()
+        objects = self.shape(shape) + self.color(color) + self.cell(cell)
+        empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
+        x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
+        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
+        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        return x, count.log()
 
 
 class Attention(nn.Module):
@@ -119,6 +121,7 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
+# ---- the model ----------------------------------------------------------------------------------
 class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, view: Literal["own", "all"] = "own",
                  carry: Literal["answer", "state"] = "answer"):

@@ -23,6 +23,7 @@ import data
 TRAINING = {"optimizer": "adamw"}  # Muon would take most of a step's time
 
 
+# ---- as in rnn.py -------------------------------------------------------------------------------
 class Rows(nn.Module):
     """The sum of one row of the table per feature. An empty cell has the feature 0 twice, and its
     rows are added like any others. Features left out at the end add nothing."""
@@ -40,6 +41,7 @@ class Rows(nn.Module):
         return x.unflatten(0, features.shape[:-1])
 
 
+# ---- the model ----------------------------------------------------------------------------------
 class Model(nn.Module):
     """`layers` hidden layers of width `dim`."""
 

@@ -10,8 +10,10 @@ Every place of the grid has weights of its own, so what is learned about one cel
 the others. EOS gives a single operator a second step. Without it the recurrent weights would meet
 the state 0 alone: with it, distractor has 41.8 % in distribution, without it 36.1 (6,000 steps).
 
-Differs from the paper: 1) weights start with variance 1 / fan-in, those of the input smaller;
-2) the input has no bias: its rows hold it.
+Differs from the paper:
+
+    1) weights start with variance 1 / fan-in, those of the input smaller
+    2) the input has no bias: its rows hold it
 """
 import torch
 from torch import nn

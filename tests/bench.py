@@ -59,7 +59,7 @@ def main(argv=None):
     batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
     for name in COMPACT:
         model = module_of(name).Model()
-        whole = step_time(model, batches, train.make_optimizers(model, "muon", 1e-3, "matrices"))
+        whole = step_time(model, batches, train.make_optimizers(model, "muon", 1e-3))
         share = 1 - step_time(model, batches) / whole
         print(f"{name:10} {whole:6.1f}, of which the optimizers take {share:4.0%}")
     print(f"\nA training step on {BATCH} trials of depth 3 without optimizers, in ms:")

@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import models
 import train
 
-train.LOG_TRIALS, train.REPORT_EVERY = 50, 3
+train.LOG_TRIALS, train.EARLY = 50, 3
 torch.set_num_threads(1)  # faster for small models, above all beside other jobs
 
 

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from torch.nn import functional as F
 
 import data
 import eval as evaluation
+import models
 from data import FIRST_COLOR, FIRST_SHAPE, Pool, Subset
 from eval import attention_of, chance, load, mistakes, no_binding, read, score
 from models import module_of
 from test_oracle import GRID3, TREE3, grid
-from test_train import SSTFMR, TESTS, change, refusal, run
+from test_train import SSTFMR, TESTS, change, contents, refusal, run
 from test_train import finished, trained
 
 
@@ -66,7 +68,7 @@ def test_no_binding_keeps_objects_that_training_pairs_with_the_operator():
 
 
 def test_no_binding_knows_the_pairs_of_training_only_where_they_hold():
-    iid, ood = (evaluation.test_set("systematic1", name, 300)[2]["no binding"]
+    iid, ood = (solved("systematic1", name, 300)[2]["no binding"]
                 for name in ("iid", "ood"))
     assert iid > 0.55 and 0.5 > ood > 0.35  # 0.27 for a reader that keeps to the wrong objects
 
@@ -77,21 +79,25 @@ def test_kinds_and_baselines_of_a_test_set_by_hand(monkeypatch):
     answer = torch.tensor([data.TRUE, FIRST_COLOR + 5, FIRST_COLOR + 5])
     made = data.Trials(torch.tensor([TREE3] * 3), torch.cat([grid(GRID3), odd, odd]), answer)
     monkeypatch.setattr(data, "trials", lambda *_: made)
-    _, kinds, baselines = evaluation.test_set("productive", "depth3", 3)
+    _, kinds, baselines = solved("productive", "depth3", 3)
     assert kinds == {"GetColor": [1, 2], "ProductEven, two objects": [0], "if SumOdd": [0, 1, 2]}
     assert baselines == pytest.approx({"chance": (1 / 2 + 2 / 10) / 3, "condition-blind": 1 / 2,
                                 "no binding": (1 / 2 + 2 / 5) / 3})
 
 
 def test_baselines_of_a_set_count_its_leaves_and_know_its_operators():
-    made, _, found = evaluation.test_set("productive", "depth9", 50)
+    made, _, found = solved("productive", "depth9", 50)
     leaves = [[node.answer for node in data.evaluate(*tokens)[15:]] for tokens in zip(*made[:2])]
     shares = map(evaluation.vote, leaves, made.answer.tolist())  # of 16 leaves each
     assert found["condition-blind"] == pytest.approx(sum(shares) / 50)
-    made, _, found = evaluation.test_set("systematic1", "ood", 100)
+    made, _, found = solved("systematic1", "ood", 100)
     by_operator = chance(data.SPLITS["systematic1"]["ood"])
     names = [list(data.OPERATORS)[number - 1] for number in made.instruction[:, 0, 0]]
     assert found["chance"] == pytest.approx(sum(map(by_operator.get, names)) / 100)
+
+
+def solved(split, test, n):
+    return evaluation.test_set(split, test, n, data.find(split, test), data.find(split, "train"))
 
 
 STATES = {  # of models that know a part, the answer or nothing
@@ -101,7 +107,7 @@ STATES = {  # of models that know a part, the answer or nothing
 SIGNS = torch.tensor([-1, *[1] * 19])[:, None]  # of 20 trials, one is answered wrong
 
 
-def test_scores_and_mistakes_of_known_answers():
+def test_scores_and_mistakes_of_known_answers(monkeypatch):
     made, of = data.trials("systematic1", "ood", 500), ("systematic1", 500, "cpu")
     right, exist = (made.answer == data.TRUE).float(), made.instruction[:, 0, 0] == 1
     result, perfect = score(STATES["nothing"], *of), score(STATES["answer"], *of)
@@ -110,11 +116,14 @@ def test_scores_and_mistakes_of_known_answers():
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
     nearly = score(lambda *tokens: STATES["answer"](*tokens) * SIGNS, "systematic1", 20, "cpu")
     assert {*nearly["accuracy"].values()} == {0.95} and evaluation.LEARNED == 0.95
-    config = {"split": "systematic1"}
-    assert mistakes(STATES["answer"], config, 500) == "0 of 1,000 are wrong."
+    config = {"split": "systematic1", "hardest": "ood"}
+    a_run = {"folder": "perfect", "config": config, "checksums": {}}
+    monkeypatch.setattr(evaluation, "load", lambda folder: (STATES[folder], config))
+    assert mistakes(a_run | {"folder": "answer"}, 500) == "0 of 1,000 are wrong."
     wrong = (data.trials("systematic1", "iid", 1000).answer != data.TRUE).sum()
-    assert mistakes(STATES["nothing"], config, 0, "iid") == f"{wrong} of 1,000 are wrong."
-    text = mistakes(STATES["nothing"], config, 3)
+    a_run["folder"] = "nothing"
+    assert mistakes(a_run, 0, "iid") == f"{wrong} of 1,000 are wrong."
+    text = mistakes(a_run, 3)
     first = next(trial for trial in zip(*made) if trial[2] != data.TRUE)  # of the hardest set
     assert data.show(first) in text
     assert text.count("says: True") == text.count("Answer: ") == 3 and "Answer: True" not in text
@@ -285,7 +294,7 @@ def test_measured_are_states_before_and_after_training_on_both_sets(trained, mon
         return states(model, made)
     monkeypatch.setattr(evaluation, "states", note)
     monkeypatch.setattr(evaluation, "FIT", 300)
-    found = evaluation.measure(trained)
+    found = evaluation.measure(evaluation.read_run(trained) | {"folder": trained})
     near = data.trials("systematic1", "iid", 300, seed=1)
     far = data.trials("systematic1", "ood", evaluation.PROBES)
     models = before, after = [load(trained, trained=when)[0] for when in (False, True)]
@@ -321,53 +330,91 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert "(0/2)" in table and "±" in table and "other" not in table
 
 
-def fake(folder, accuracy, chance=0.3, **changes):
+def fake(folder, accuracy, chance=0.3, checksum=7, **changes):
     """A finished run in <out>/<split>/<model>/<settings>/seed<k>, without weights."""
     split, model, settings, seed = folder.parts[-4:]
-    config = {"split": split, "model": model, "settings": settings, "seed": int(seed[4:]), "lr": 1,
-              "test_trials": 10, "threads": 1}
-    tests = evaluation.tests_of(split)
+    tests = data.tests_of(split)
+    config = {"split": split, "in_distribution": data.in_distribution(split), "hardest": tests[-1],
+              "model": model, "settings": settings, "seed": int(seed[4:]), "test_trials": 10}
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({
         "config": config | changes, "accuracy": dict.fromkeys(tests, accuracy), "kinds": {},
+        "log": [], "checksums": dict.fromkeys(tests, checksum),
         "baselines": dict.fromkeys(tests, {"chance": chance} | (
             {"condition-blind": 0.4} if split in ("systematic3", "productive") else {}))}))
 
 
-def test_rows_and_summary_have_an_order_and_say_where_they_come_from(tmp_path, capsys):
+def test_rows_have_an_order_and_say_where_they_come_from(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for model in ("looptfmr/default", "mine/default", "authors/default", "sstfmr/default",
                   "rnn/dim7", "rnn/default"):
         for split in "distractor", "productive":
-            fake(tmp_path / "a" / split / model / "seed0", 0.5)
-    fake(tmp_path / "a/distractor/rnn/default/seed1", 0.6, threads=2)
-    fake(tmp_path / "a/distractor/rnn/default/seed2", 0.9, lr=0.1)
-    fake(tmp_path / "b/distractor/rnn/default/seed0", 0.7, lr=0.2)
-    fake(tmp_path / "a/systematic3/rnn/default/seed0", 0.5)
+            fake(Path("a") / split / model / "seed0", 0.5)
+    fake(Path("a/distractor/rnn/default/seed1"), 0.6)
+    fake(Path("b/distractor/rnn/default/seed0"), 0.7)
+    fake(Path("a/systematic3/rnn/default/seed0"), 0.96)
+    fake(Path("a/distractor_release/rnn/default/seed0"), 0.5)
 
     def rows(*folders):  # of each table
-        tables = output(capsys, *(tmp_path / folder for folder in folders)).out.split("\n\n")
+        tables = output(capsys, *folders).out.split("\n\n")
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
-    first, _, second, summary = rows("a")
-    assert [*first] == ["chance", "rnn", "rnn, seed 2, other lr", "sstfmr", "rnn (dim7)",
-                        "looptfmr", "authors", "mine"]
-    assert first["rnn"] == "55.0±7.1" and first["rnn, seed 2, other lr"] == "90.0"
-    assert [*second] == ["chance", "condition-blind", "rnn", "sstfmr", "rnn (dim7)", "looptfmr",
-                         "authors", "mine"]
-    assert [name for name, cell in summary.items() if cell] == [*second]  # baselines first
-    for seed, code in enumerate((None, "# one", "# two")):  # a recorded run has no copies of code
-        fake(tmp_path / f"c/distractor/rnn/default/seed{seed}", 0.5)
-        if code:
-            (tmp_path / f"c/distractor/rnn/default/seed{seed}/rnn.py").write_text(code)
-    assert [*rows("c")[0]] == ["chance", "rnn", "rnn, seed 2, other rnn.py"]
+    first, _, second, _, summary, release = rows("a")
+    order = ["rnn", "rnn (dim7)", "sstfmr", "looptfmr", "authors", "mine"]
+    assert [*first] == ["chance", *order] and first["rnn"] == "55.0±7.1"
+    assert [*second] == ["chance", "condition-blind", *order]
+    assert [*summary] == order and summary["rnn"] == "not learned 50.0 (0/1)"
+    assert [*release] == ["rnn"]  # a table of its own
+    *_, table = output(capsys, "a/systematic3", "a/distractor").out.split("\n\n")
+    assert table.splitlines()[0].split()[5:] == [
+        "distractor:", "distractors40", "|", "systematic3:", "ood", "|"]  # in the order of SPLITS
+    assert [cell.strip() for cell in table.splitlines()[2].split("|")[2:4]] == [
+        "not learned 55.0 (0/2)", "yes 96.0 (1/1)"]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
     assert several == ["chance", "b: rnn", "a: looptfmr", "a: rnn (dim7)"]  # in the order given
     assert rows("a/distractor", "a/distractor/rnn")[0] == first  # what is named twice counts once
-    *_, summary = rows("a/distractor/sstfmr", "a/productive/sstfmr")
-    assert [*summary] == ["chance", "sstfmr"]  # of a single model, too
-    (tmp_path / "empty").mkdir()
-    err = output(capsys, tmp_path / "a", tmp_path / "empty").err
-    assert err == f"not shown: no finished run in {tmp_path / 'empty'}\n"
+    assert rows("[a]/dis*r/rnn")[0].keys() == {"chance", "rnn", "rnn (dim7)"}  # Windows' shell
+    Path("empty").mkdir()
+    assert output(capsys, "a", "empty").err == "not shown: no run in empty\n"
+
+
+@pytest.mark.parametrize("near, far, says", [
+    ([0.95, 0.97], [0.94, 0.98], "yes 96.0 (2/2)"), ([0.95, 0.9], [0.94, 0.99], "no 94.0 (1/2)"),
+    ([0.96, 0.9], [0.95, 0.1], "yes 95.0 (1/2)"), ([0.5, 0.9], [1, 1], "not learned 70.0 (0/2)")])
+def test_a_verdict_is_that_of_the_seeds_that_have_learned(near, far, says):
+    assert evaluation.verdict(near, far) == says
+
+
+def test_what_another_program_wrote_is_passed_over(tmp_path, capsys):
+    fake(tmp_path / "distractor/rnn/default/seed0", 0.5)
+    for i, (name, text) in enumerate([("result.json", "{}"), ("result.json", '{"config": {}}'),
+                                      ("config.json", '{"split": 3}'), ("config.json", "[]")]):
+        (tmp_path / f"other{i}").mkdir()
+        (tmp_path / f"other{i}" / name).write_text(text)
+    shown = output(capsys, tmp_path)
+    assert "| rnn " in shown.out
+    assert shown.err == "".join(f"not shown: {tmp_path / f'other{i}'}, not made by this train.py\n"
+                                for i in range(4))
+
+
+def test_unfinished_runs_are_counted_and_drawn(tmp_path, capsys, monkeypatch, trained):
+    """... from their log; one has none yet."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(evaluation, "empty_figure", lambda *_: figure)
+    monkeypatch.chdir(tmp_path)
+    for seed, names in ("seed0", ("config.json", "log.csv")), ("seed1", ("config.json",)):
+        (folder := tmp_path / "systematic1/sstfmr/default" / seed).mkdir(parents=True)
+        for name in names:
+            shutil.copy(trained / name, folder)
+    change(folder / "config.json", lambda text: text.replace(b'"seed": 0', b'"seed": 1'))
+    shown = output(capsys, tmp_path, "--curves", "x.png")
+    assert shown.err == "not finished: 2 of 2 runs; --curves draws them, too\n"
+    drawn = {line.get_marker(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    log = read(trained / "result.json")["log"]
+    assert drawn == {"$0$": [[row["step"], row["iid"]] for row in log], "$1$": []}
+    fake(tmp_path / "systematic1/rnn/default/seed0", 0.5)
+    assert "| rnn " in (shown := output(capsys, tmp_path)).out
+    assert "sstfmr" not in shown.out and shown.err.startswith("not finished: 2 of 3 runs")
 
 
 def test_a_copied_folder_does_not_count_twice(tmp_path, capsys):
@@ -377,17 +424,7 @@ def test_a_copied_folder_does_not_count_twice(tmp_path, capsys):
                     "distractor/rnn/default/seed1 (copy)")
     shown = output(capsys, tmp_path)
     assert " 60.0±14.1 (0/2) " in shown.out
-    assert shown.err == f"not shown: {copied}, a seed that distractor, rnn has already\n"
-
-
-def test_a_run_that_leaves_a_row_does_not_speak_for_it(tmp_path, capsys):
-    """Seed 1, with another lr, has the only code; that of seed 2 is compared with nobody's."""
-    for seed, changes in enumerate(({}, {"lr": 2}, {})):
-        fake(folder := tmp_path / f"distractor/rnn/default/seed{seed}", 0.5, **changes)
-        if seed:
-            (folder / "rnn.py").write_text(f"# {seed}")
-    assert "| rnn, seed 1, other lr " in (table := output(capsys, tmp_path).out)
-    assert "seed 2" not in table
+    assert shown.err == f"not shown: {copied}, a seed that its row has already\n"
 
 
 def test_baselines_are_those_of_the_most_trials(tmp_path, capsys):
@@ -401,7 +438,7 @@ def test_a_split_that_changes_has_new_test_sets(monkeypatch):
     for operator in "GetColor", "GetShape":
         alone = Subset((Pool((operator,)),))
         monkeypatch.setitem(data.SPLITS, "mine", {"train": alone, "iid": alone})
-        assert [*evaluation.test_set("mine", "iid", 5)[1]] == [operator]
+        assert [*solved("mine", "iid", 5)[1]] == [operator]
 
 
 ADDS = {"--per-operator": "\n|   Exist ", "--show 1": "The model says:",
@@ -426,23 +463,13 @@ def test_a_flag_adds_what_it_names(finished, tmp_path, capsys, monkeypatch, flag
 
 def test_mistakes_are_of_the_subset_and_attention_is_the_first_runs(tmp_path, capsys, monkeypatch):
     first, second = run(tmp_path, "--seed", "0", "1")
-    monkeypatch.setattr(evaluation, "mistakes", lambda *of: f"asked for {of[3]}")
+    monkeypatch.setattr(evaluation, "mistakes", lambda *of: f"asked for {of[2]}")
     assert "asked for iid" in output(capsys, first, "--show", "1", "--subset", "iid").out
     pytest.importorskip("matplotlib")
     drawn = []
     monkeypatch.setattr(evaluation, "save", lambda figure, _: drawn.append(figure.get_suptitle()))
     output(capsys, first, second, "--attention", "x.png")
     assert ", seed 0; systematic1, iid, trial 0\n" in drawn[0]
-
-
-def test_every_row_has_a_color_of_its_own_and_a_model_one_in_all_pictures():
-    pytest.importorskip("matplotlib")
-    names = [*evaluation.ALL, "mine"] * 3
-    rows = {("distractor", str(i)): [{"config": {"model": name}}] for i, name in enumerate(names)}
-    colors = evaluation.colors_of({("distractor", "chance"): [{}], **rows})
-    assert len({*colors.values()}) == len(colors) == len(names)
-    alone = evaluation.colors_of({("distractor", "2"): rows["distractor", "2"]})
-    assert alone == {"2": colors["2"]}
 
 
 def test_the_plot_shows_the_table(finished, monkeypatch):
@@ -462,26 +489,39 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     assert [*means.values()] == pytest.approx([*shown.values()][-1])
     chance = read(finished / "result.json")["baselines"]
     assert shown["chance"] == pytest.approx([100 * chance[test]["chance"] for test in TESTS])
-    marks = [mark.get_segments()[0] for mark in bars.collections]  # each beside its bar
-    for test, bar in zip(("iid", "ood"), bars.patches):
-        y = bar.get_y() + bar.get_height() / 2
-        beside = [low[0] for low, high in marks if low[1] < y < high[1]]
-        assert sorted(beside) == pytest.approx(sorted(100 * x for x in chance[test].values()))
+    lines = [line.get_xdata()[0] for line in bars.lines if line.get_marker() != "."]
+    assert lines == pytest.approx([100 * share for share in chance["ood"].values()])
+    assert not any(bar.get_fill() for bar in bars.patches)  # none has learned
 
 
 def test_a_bar_stands_beside_its_name(tmp_path):
     pytest.importorskip("matplotlib")
-    for model, accuracy in ("sstfmr", 0.5), ("looptfmr", 0.7):
-        fake(tmp_path / "distractor" / model / "default/seed0", accuracy)
-    axis, _ = evaluation.draw_accuracy(evaluation.rows_of(evaluation.runs_below([tmp_path]))).axes
+    """... and is hollow if no seed has learned."""
+    for model, seed, accuracy in ("sstfmr", 0, 0.5), ("looptfmr", 0, 0.96), ("looptfmr", 1, 0.5):
+        fake(tmp_path / "distractor" / model / f"default/seed{seed}", accuracy)
+    runs = evaluation.find_runs([tmp_path])
+    axis, _ = evaluation.draw_accuracy(evaluation.collect(runs), evaluation.ends_of(runs),
+                                       evaluation.colors_of(runs)).axes
     names = [label.get_text() for label in axis.get_yticklabels()]
-    shown = {(names[round(bar.get_y() + bar.get_height() / 2)], round(bar.get_width()))
-             for bar in axis.patches}
-    assert shown == {("sstfmr", 50), ("looptfmr", 70)}
+    shown = {(names[round(bar.get_y() + bar.get_height() / 2)], round(bar.get_width()),
+              bar.get_fill()) for bar in axis.patches}
+    assert shown == {("sstfmr", 50, False), ("looptfmr", 73, True)}
+
+
+def test_rows_of_a_picture_have_colors_of_their_own_and_are_not_too_many(tmp_path, capsys):
+    for dim in range(16):
+        fake(tmp_path / f"distractor/rnn/dim{dim}/seed0", 0.5)
+    colors = evaluation.colors_of(evaluation.find_runs([tmp_path]))
+    assert len(colors) == len({*colors.values()}) == 16
+    assert all(max(int(color[i:i + 2], 16) for i in (1, 3, 5)) > 90 for color in colors.values())
+    fake(tmp_path / "distractor/gru/default/seed0", 0.5)
+    for flag in "--plot", "--curves":
+        assert "17 rows cannot be read: name folders of at most 16" in refusal(
+            capsys, evaluation, tmp_path, flag, tmp_path / "a.png")[-1]
 
 
 @pytest.mark.parametrize("model, flags, says", [
-    ("sstfmr", "--attention a.png --subset depth3", "there is no subset 'depth3'; there is train,"),
+    ("sstfmr", "--attention a.png --subset depth3", "systematic1 has no subset depth3; it has train,"),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "No such file or directory: 'no/a.png'"),
@@ -502,23 +542,67 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
 
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
-    ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "", "are gone"),
+    ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "--show 1",
+     "was tested on other trials of gonetematic1, ood than today's data.py draws"),
+    *(("result.json", lambda text: json.dumps(json.loads(text) | {"checksums": {"ood": 1}}).encode(),
+       flags, "was tested on other trials of systematic1, ood than today's data.py draws")
+      for flags in ("--show 1", "--why", "--attention a.png --subset ood")),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's data.py"),
     ("result.json", lambda text: b"", "", "result.json is damaged: remove it, and train again"),
     ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
     ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
     ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],
-    ids=["split", "dim", "empty", "cut", "no weights", "no states"])
-def test_what_cannot_be_shown_is_said(finished, trained, capsys, file, content, flags, says):
+    ids=["split", "shown", "states", "drawn", "dim", "empty", "cut", "no weights", "no states"])
+def test_what_cannot_be_shown_is_said(finished, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:
         assert " (dim16-" in output(capsys, finished).out  # the table does without
-    if "gone" not in says:
-        assert says in refusal(capsys, evaluation, finished, *flags.split())[0]
-    else:
-        out, err = output(capsys, finished, trained)
-        assert " (dim16-" in out and err.startswith("not shown: ") and says in err
+    before = contents(finished)
+    assert says in refusal(capsys, evaluation, finished, *flags.split())[-1]
+    assert contents(finished) == before  # what was measured on other trials is not stored
+
+
+def test_a_finished_run_is_judged_by_what_it_was(finished, capsys, monkeypatch):
+    """... not by today's data.py: other training trials, an order of sets, a new split, a set that
+    is gone change nothing. Where an operator means something else, its trials are not shown."""
+    table = output(capsys, finished).out
+    before = output(capsys, finished, "--per-operator", "--show", "2").out
+    subsets = data.SPLITS["systematic1"]
+    edited = {"more": Subset(), "ood": subsets["ood"], "train": Subset(depths=(1, 3, 5)),
+              "iid": subsets["iid"]}
+    monkeypatch.setattr(data, "SPLITS", {"new": {}, "systematic1": edited})
+    assert output(capsys, finished, "--per-operator", "--show", "2").out == before
+    even, odd = data.OPERATORS["SumEven"], data.OPERATORS["SumOdd"]
+    monkeypatch.setitem(data.OPERATORS, "SumEven", odd)
+    monkeypatch.setitem(data.OPERATORS, "SumOdd", even)
+    assert output(capsys, finished).out == table
+    assert "tested on other trials" in refusal(capsys, evaluation, finished, "--show", "2")[-1]
+    monkeypatch.setattr(data, "SPLITS", {})
+    assert output(capsys, finished).out == table
+
+
+def test_runs_of_other_trials_do_not_share_a_table(tmp_path, capsys):
+    fake(tmp_path / "distractor/rnn/default/seed0", 0.5)
+    fake(other := tmp_path / "distractor/gru/default/seed0", 0.6, checksum=8)
+    shown = output(capsys, tmp_path / "distractor/rnn", tmp_path / "distractor/gru")
+    assert shown.err == f"not shown: {other}, tested on other trials\n" and "gru" not in shown.out
+
+
+def test_all_text_can_be_printed_everywhere(finished):
+    """... on a terminal without ±, say in a container."""
+    program = [sys.executable, str(Path(evaluation.__file__)), str(finished.parents[3])]
+    run(finished.parents[3], "--seed", "1")
+    done = subprocess.run(program, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and b" (0/2) " in done.stdout and not done.stderr
+
+
+def test_an_edit_of_models_stops_no_evaluation(finished, tmp_path, student, monkeypatch, capsys):
+    """... of a run, which has its own code: half of a file, and no file of its model."""
+    before = output(capsys, finished, "--show", "1").out
+    student("half", "\nclass Model(")
+    monkeypatch.setattr(models, "__path__", [str(tmp_path / "models")])
+    assert output(capsys, finished, "--show", "1").out == before
 
 
 def test_learned_seeds_are_counted():
@@ -528,14 +612,14 @@ def test_learned_seeds_are_counted():
     assert evaluation.percent([0.95, 0.949]) == "95.0±0.1"
 
 
-def test_outs_have_as_much_of_their_paths_as_it_takes(tmp_path, capsys):
-    for out in "alice/runs", "bob/runs":
-        fake(tmp_path / out / "distractor/rnn/default/seed0", 0.5)
-    names = "alice/runs: rnn", "bob/runs: rnn"
-    table = output(capsys, tmp_path / "alice/runs", tmp_path / "bob").out
-    assert all(f"| {name} " in table for name in names)
-    fake(tmp_path / "alice/distractor/rnn/default/seed0", 0.5)  # one --out in another
-    table = output(capsys, tmp_path / "alice").out
+def test_outs_have_their_paths(tmp_path, capsys, monkeypatch):
+    """... as one types them here."""
+    monkeypatch.chdir(tmp_path)
+    for out in "alice/runs", "bob/runs", "alice":  # one --out in another
+        fake(Path(out, "distractor/rnn/default/seed0"), 0.5)
+    table = output(capsys, "alice/runs", "bob").out
+    assert all(f"| {name} " in table for name in ("alice/runs: rnn", "bob/runs: rnn"))
+    table = output(capsys, "alice").out
     assert "| alice: rnn " in table and "| alice/runs: rnn " in table
 
 
@@ -546,7 +630,7 @@ def test_runs_behind_links_are_seen_once(tmp_path, capsys):
     (tmp_path / "runs/productive").symlink_to(tmp_path / "disk")
     (tmp_path / "runs/again").symlink_to(tmp_path / "disk")
     table = output(capsys, tmp_path / "runs").out
-    assert table.count(": rnn ") == table.count(": gru ") == 1 and "±" not in table
+    assert table.count(": rnn ") == table.count(": gru ") == 2 and "±" not in table  # two tables
 
 
 def test_a_finished_run_is_read_by_its_own_code(finished, student, capsys):
@@ -566,27 +650,12 @@ def test_a_finished_run_is_read_by_its_own_code(finished, student, capsys):
     assert shown()[0] != before[0]
 
 
-def test_runs_without_weights_name_recorded_ones_that_have_some(finished, capsys):
-    change(finished / "checkpoint.pt", None)
-    line, = refusal(capsys, evaluation, finished, "--show", "1")
-    assert os.path.join("productive", "looptfmr", "default", "seed0") in line
-
-
 def test_logits_that_are_not_finite_are_no_answers():
     def model(instruction, stimulus):
         logits = torch.zeros(len(instruction), data.CLASSES)
         return logits / (instruction.shape[1] < 22)  # not at depth 7
     with pytest.raises(data.UsageError, match="on depth7 of productive, logits .* not finite"):
         score(model, "productive", 20, "cpu")
-
-
-def test_a_test_set_is_drawn_anew_by_edited_code(monkeypatch):
-    """... as in a notebook that has reloaded data.py."""
-    first = evaluation.test_set("distractor", "iid", 20)[0]
-    assert evaluation.test_set("distractor", "iid", 20)[0] is first
-    draw = data.trials
-    monkeypatch.setattr(data, "trials", lambda *of: draw(*of, seed=7))
-    assert not evaluation.test_set("distractor", "iid", 20)[0].answer.equal(first.answer)
 
 
 def test_curves_are_those_of_the_logs(finished, monkeypatch):
@@ -598,25 +667,16 @@ def test_curves_are_those_of_the_logs(finished, monkeypatch):
     evaluation.main([str(finished.parents[3]), "--curves", "x.png"])
     left, right = figure.axes
     assert (left.get_title(), right.get_title()) == ("systematic1: iid", "productive: depth3")
-    *baselines, first, second = sorted(left.lines, key=lambda line: len(line.get_xdata()))
+    first, second, *baselines = left.lines
     for line, seed in (first, 0), (second, 1):
         log = read(finished.parent / f"seed{seed}" / "result.json")["log"]
         assert list(line.get_xdata()) == [row["step"] for row in log] == [3, 6]
-        assert list(line.get_ydata()) == [100 * row["iid"] for row in log]
+        assert list(line.get_ydata()) == [row["iid"] for row in log]
         assert line.get_marker() == f"${seed}$" and line.get_color() == first.get_color()
     chance = read(finished / "result.json")["baselines"]["iid"]["chance"]
     assert 100 * chance in [line.get_ydata()[0] for line in baselines]
     colors = {line.get_color() for axis in figure.axes for line in axis.lines}
     assert len(colors) == 3  # two models, and the baselines
-
-
-def test_curves_of_a_log_without_the_test_set_are_empty():
-    """... as of a run from before a split got another one in distribution."""
-    pytest.importorskip("matplotlib")
-    log = [{"step": 3, "old": 0.5}, {"step": 6, "iid": 0.25}]
-    result = {"config": {"model": "sstfmr", "seed": 0}, "log": log}
-    axis, = evaluation.draw_curves({("distractor", "sstfmr"): [result]}).axes
-    assert axis.lines[0].get_xydata().tolist() == [[6, 25]]
 
 
 def test_loading_gives_the_model_after_training_and_before(tmp_path):

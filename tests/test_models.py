@@ -60,7 +60,7 @@ def test_every_trial_gets_logits_of_its_own_and_every_parameter_a_gradient(name,
 @each("name", available())
 def test_one_batch_is_overfitted(name):
     model = make(name, 0, dim=32).train()
-    optimizers = train.make_optimizers(model, "adamw", 3e-3, "matrices")
+    optimizers = train.make_optimizers(model, "adamw", 3e-3)
     steps = (train.learn(model, optimizers, BATCH, 1, "cpu") for _ in range(400))
     assert any(loss < 0.1 for loss, accuracy in steps)
 

@@ -3,10 +3,12 @@ import itertools
 import multiprocessing
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
 
@@ -20,8 +22,7 @@ import train
 from eval import read
 from models import ALL, module_of
 
-TINY = ("--split systematic1 --dim 16 --layers 1 --steps 6 --batch-size 8 --test-trials 50 "
-        "--device cpu").split()
+TINY = "--dim 16 --layers 1 --steps 6 --batch-size 8 --test-trials 50 --device cpu".split()
 TESTS = list(data.SPLITS["systematic1"])[1:]
 HERE = Path(__file__).parent
 SSTFMR = (HERE.parent / "models" / "sstfmr.py").read_text()
@@ -30,15 +31,21 @@ DROPOUT = SSTFMR.replace(FORWARD, "x = self.features(instruction, stimulus)\n"
                          "        return torch.dropout(self.readout(x), 0.5, self.training)")
 
 
+def tiny(*flags):  # a small run's, of systematic1 unless they say otherwise
+    split = [] if "--split" in flags else ["--split", "systematic1"]
+    return [*TINY, *split, *map(str, flags)]
+
+
 def run(out, *flags):  # in this process -> the folders of all runs in `out`
-    train.main([*TINY, *flags, "--out", str(out)])
+    train.main(tiny(*flags, "--out", out))
     return sorted(path.parent for path in out.rglob("config.json"))
 
 
 def elsewhere(code, *arguments):  # starts Python code in another process
     code = f"import conftest, sys, test_train as t; {code}"
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], cwd=HERE,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +85,7 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
 
 def configurations(flags):
     argv = ["--device", "cpu", *flags.split()]
-    return [*train.configurations(train.parser_of().parse_known_args(argv)[0], argv)]
+    return [config for _, _, config in train.configurations(argv)]
 
 
 # ---- what is run --------------------------------------------------------------------------------
@@ -90,11 +97,47 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     assert [config["model"] for config in configurations("--model all")] == ALL
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
-    student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11, 'train_size': None}")
+    student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11}")
     config, = configurations("--model mine --steps 12 --read root --heads 2 --read root")
     assert config["settings"] == "heads2-steps12-readroot"  # in one order
     assert (config["lr"], config["steps"], config["train_size"]) == (0.25, 12, None)
     assert "(default: 0.25)" in train.parser_of("mine").format_help()
+
+
+@pytest.mark.parametrize("flag", ["--model sstfmr rnn", "--split distractor productive",
+                                  "--seed 0 1"])
+def test_a_flag_that_is_given_twice_adds_to_the_first(flag):
+    name, first, second = flag.split()
+    twice = configurations(f"{name} {first} {name} {second}")
+    assert len(twice) == 2 and twice == configurations(f"{name} {first} {second}")
+
+
+@pytest.mark.parametrize("training, says", [
+    ("{'optimizer': 'sgd'}", "argument --optimizer: invalid choice: 'sgd'"),
+    ("{'schedule': 'linear'}", "argument --schedule: invalid choice: 'linear'"),
+    ("{'lr': 'high'}", "argument --lr: must be a number from"),
+    ("{'steps': 0}", "argument --steps: must be an integer from 1"),
+    ("{'optimiser': 'adamw'}", "there is no optimiser"), ("{'seed': 1}", "there is no seed")])
+def test_a_mistake_in_the_training_of_a_model_ends_like_one_in_a_flag(
+        tmp_path, student, capsys, training, says):
+    student("mine", SSTFMR + f"TRAINING = {training}")
+    line, = refusal(capsys, train, *tiny("--model", "mine", "--out", tmp_path))
+    assert line.startswith(f"train.py: TRAINING of mine: error: {says}")
+    assert not list(tmp_path.glob("*/*/*/seed0"))
+
+
+@pytest.mark.parametrize("flag, values", [("kind", "* / ? é"), ("kind", "A a"), ("share", "1e30 130.0")])
+def test_settings_that_differ_have_folders_that_do_or_are_told_apart(
+        tmp_path, student, capsys, flag, values):
+    """A name of a file holds less than a string, and on a Mac no large letters."""
+    student("mine", SSTFMR.replace("dim=128,", 'dim=128, kind="", share=1.0,'))
+    names = [configurations(f"--model mine --{flag} {value}")[0]["settings"]
+             for value in values.split()]
+    assert len({*names}) == len(names) and not any(re.search(r"[^\w.%-]|é", name) for name in names)
+    first, second = (configurations(f"--model mine --kind {kind}")[0] for kind in "Aa")
+    train.prepare(first, tmp_path / "seed0", False)
+    with pytest.raises(data.UsageError, match="was made otherwise .model_args .*; settings kindA"):
+        train.prepare(second, tmp_path / "seed0", False)
 
 
 def test_a_flag_of_a_model_has_the_type_of_its_default(student):
@@ -120,9 +163,10 @@ def test_an_argument_of_a_model_has_no_name_of_a_flag(student, capsys, name):
                     "flag of this name")
 
 
-@pytest.mark.parametrize("default", ["", "=None", "=(32, 32)", "=int"])
+@pytest.mark.parametrize("default", ["", "=None", "=(32, 32)", "=int", ": 'Literal[1, 2]' = 3"])
 def test_a_flag_needs_a_default_that_it_can_carry(student, capsys, default):
-    student("mine", f"\nclass Model:\n    def __init__(self, sizes{default}): pass")
+    student("mine", "from typing import Literal\n"
+            f"class Model:\n    def __init__(self, sizes{default}): pass")
     line, = refusal(capsys, train, "--model", "mine")
     assert line.startswith("train.py: error: mine: Model needs a default for sizes that a flag")
 
@@ -133,6 +177,9 @@ def test_models_are_found_and_a_file_is_read_anew(student):
     for name, text in ("._mine", SSTFMR), ("a-b", SSTFMR), ("helper", "x = 1\n"):
         student(name, text)  # what systems and editors leave
     assert [*models.available()] == before
+    student("mine", "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+            "@dataclass\nclass Size:\n    n: int = 3\n\nclass Model:\n    width = Size().n")
+    assert module_of("mine").Model.width == 3  # dataclass looks for the module by its name
     for width in 7, 11:
         student("mine", f"\nclass Model:\n    width = {width}  # {'-' * width}")
         assert module_of("mine").Model.width == width
@@ -140,7 +187,7 @@ def test_models_are_found_and_a_file_is_read_anew(student):
 
 
 CHANGES = ("--dim 32", "--layers 2", "--heads 2", "--read root", "--optimizer adamw", "--lr 0.01",
-           "--decay all", "--schedule constant", "--train-size 16", "--steps 3", "--batch-size 4",
+           "--schedule constant", "--train-size 16", "--steps 3", "--batch-size 4",
            "--model looptfmr", "--split distractor", "--seed 3", "--workers 2", "--test-trials 60")
 
 
@@ -200,15 +247,28 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     header, *log = [line.split(",") for line in (folder / "log.csv").read_text().splitlines()]
     assert header == ["step", "trials", "loss", "train", *TESTS, "seconds"]
     assert [row[:2] for row in log] == [[f"{step}", f"{8 * step}"] for step in (3, 6, 9, 10, 12)]
-    assert all(3 < float(row[2]) < 12 and float(row[3]) <= 1 for row in log)  # ln 138 = 4.9
+    assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
+    shares = [float(x) / 100 for row in log for x in row[3:-1]]  # percents, of 8 n or 50 trials
+    assert all(min(abs(share * n - round(share * n)) for n in (8, 16, 24, 50)) < 0.05
+               for share in shares) and 0.01 < max(shares) <= 1
+    assert result["log"][-1]["step"] == 12 and [*result["log"][0]] == header
     before, (out, err) = contents(folder), capsys.readouterr()
-    assert f"{folder}\n" in out and f"step 10  trials 80  loss {log[3][2]}  train " in err
-    assert "Runs: 1, on cpu, with a line every 3 steps." in out
+    assert f"{folder}, from step 0\n" in out and f"step 10  trials 80  loss {log[3][2]}" in err
+    assert "Runs: 1, on cpu, with a line every 500 steps." in out
     assert "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     again = capsys.readouterr().out
-    assert contents(folder) == before and again == out.replace(f"{folder}\n", f"{folder} is fini"
-                                                               "shed\n")
+    assert contents(folder) == before
+    assert again == out.replace(f"{folder}, from step 0\n", f"{folder} is finished\n")
+
+
+def test_reports_are_often_at_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "EARLY", 100)
+    monkeypatch.setattr(train, "learn", lambda *of: torch.zeros(2))
+    monkeypatch.setattr(data.Batches, "__getitem__", lambda *of: 0)
+    folder, = run(tmp_path, "--steps", "2100")
+    steps = [row["step"] for row in read(folder / "result.json")["log"]]
+    assert steps == [10, *range(100, 1001, 100), 1500, 2000, 2100]
 
 
 def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch):
@@ -221,25 +281,37 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
 
 
 def test_rates_and_optimizers(trained):
-    rates = [train.rate_at(*of, "cosine") for of in (
-        (0, 4000), (train.WARMUP - 1, 4000), (2000, 4000), (0, 1), (1, 4))]
-    assert rates == pytest.approx([1 / train.WARMUP, 1, 0.5, 1, (1 + 0.5 ** 0.5) / 4], rel=0.03)
+    rates = [train.rate_at(step, 4000, "cooldown") for step in (0, 3200, 3600, 3999, 4000)]
+    assert rates == pytest.approx([1, 1, 0.5, 1 / 800, 0])
     assert train.rate_at(7, 9, "constant") == 1
     states, model = torch.load(trained / "checkpoint.pt")["optimizers"], evaluation.load(trained)[0]
-    last = [state["param_groups"][0]["lr"] / train.rate_at(5, 6, "cosine") for state in states]
+    last = [state["param_groups"][0]["lr"] / train.rate_at(5, 6, "cooldown") for state in states]
     assert last == pytest.approx([1e-3, 3e-3])
     names = {parameter: name for name, parameter in model.named_parameters()}
-    adamw, muon = train.make_optimizers(model, "muon", 1, "matrices")
+    adamw, muon = train.make_optimizers(model, "muon", 1)
     decayed, vectors, *hidden = ([names[parameter] for parameter in group["params"]]
                                  for group in [*adamw.param_groups, *muon.param_groups])
     assert sorted(decayed + vectors + sum(hidden, [])) == sorted(names.values())
     matrices = [name for name, p in model.blocks.named_parameters("blocks") if p.dim() > 1]
     assert sorted(sum(hidden, [])) == sorted(matrices)
     assert {"readout.weight", "stimulus.cell.weight"} < {*decayed} and "readout.bias" in vectors
-    every, _ = train.make_optimizers(model, "adamw", 1, "all")[0].param_groups
-    assert len(every["params"]) == len(names)
-    decays = [group["weight_decay"] for group in (*adamw.param_groups, every)]
-    assert decays == [train.DECAY, 0, train.DECAY]
+    assert [group["weight_decay"] for group in adamw.param_groups] == [train.DECAY, 0]
+    alone, = train.make_optimizers(model, "adamw", 1)
+    assert sum(len(group["params"]) for group in alone.param_groups) == len(names)
+
+
+def test_a_shared_parameter_is_moved_once():
+    """Two Linears with one matrix, and a table that is also a Linear's matrix, which is AdamW's."""
+    model = module_of("sstfmr").Model(dim=16)
+    first, second = model.blocks[0].attention, model.blocks[1].attention
+    first.query.weight = second.query.weight
+    second.value.weight = model.stimulus.shape.weight
+    adamw, muon = train.make_optimizers(model, "muon", 1)
+    held = [p for optimizer in (adamw, muon) for group in optimizer.param_groups
+            for p in group["params"]]
+    assert len(held) == len({*held}) == len([*model.parameters()])
+    moved = {*muon.param_groups[0]["params"]}
+    assert first.query.weight in moved and model.stimulus.shape.weight not in moved
 
 
 def test_muon_computes_what_that_of_torch_does():
@@ -269,7 +341,8 @@ def test_orthogonal_is_five_iterations_of_newton_schulz():
         for _ in range(5):
             gram = plain @ plain.T
             plain = 3.4445 * plain - 4.775 * gram @ plain + 2.0315 * gram @ gram @ plain
-        torch.testing.assert_close(train.orthogonal(x), plain)
+        stack = torch.stack([x, torch.randn(shape)])  # each by itself
+        torch.testing.assert_close(train.orthogonal(stack)[0], plain)
 
 
 def test_gradients_and_dropout_are_for_training_alone(tmp_path):
@@ -285,13 +358,14 @@ def test_a_model_cannot_spoil_a_test_set(tmp_path, student):
     student("mine", SSTFMR.replace(FORWARD, "x = self.features(instruction, stimulus)\n"
                                    "        stimulus.zero_()\n        return self.readout(x)"))
     run(tmp_path, "--model", "mine")
-    assert evaluation.test_set("systematic1", "iid", 50)[0].stimulus.any()
+    subsets = data.find("systematic1", "iid"), data.find("systematic1", "train")
+    assert evaluation.test_set("systematic1", "iid", 50, *subsets)[0].stimulus.any()
 
 
 def test_logits_that_are_not_finite_end_a_run(tmp_path, capsys, student):
     student("mine", SSTFMR.replace(FORWARD, f"{FORWARD} / (instruction.shape[1] < 22)"))
-    line, = refusal(capsys, train, *TINY, "--model", "mine", "--split", "productive", "--out",
-                    tmp_path)
+    line, = refusal(capsys, train, *tiny("--model", "mine", "--split", "productive", "--out",
+                                         tmp_path))
     assert line.endswith("seed0: on depth7 of productive, logits of the model are not finite")
 
 
@@ -304,40 +378,6 @@ def test_a_run_keeps_the_code_as_it_was_imported(tmp_path, monkeypatch):
     assert kept == ["# data, before an edit", "# train, before an edit"]
 
 
-@pytest.mark.parametrize("line, name", [
-    ("from models.gru import Rows", "models"), ("from .gru import Rows", "models"),
-    ("import torch, models.gru as other", "models"), ("from eval import percent", "eval")])
-def test_a_model_that_needs_another_file_is_refused(tmp_path, capsys, student, line, name):
-    """... since a run would not keep a copy of it. In a package, tests of data.py would, too."""
-    student("mine", SSTFMR.replace("import data\n", f"import data\ntry:\n    {line}\n"
-                                   "except ImportError:\n    pass\n"))
-    said, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
-    assert said.endswith(f"seed0: mine.py imports {name}, of which a run keeps no copy: put the "
-                         "code into one file")
-    train.check_imports(Path("train.py"), train.SOURCE)
-    with pytest.raises(data.UsageError, match="data.py imports tests"):
-        train.check_imports(Path("data.py"), b"def f():\n    import tests.bench")
-
-
-def test_a_folder_without_code_is_no_module(tmp_path, monkeypatch):
-    """... such as wandb/, which the package of this name writes here."""
-    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
-    (tmp_path / "wandb").mkdir()
-    train.check_imports(Path("mine.py"), b"import wandb")
-    (tmp_path / "wandb" / "mine.py").touch()
-    with pytest.raises(data.UsageError, match="mine.py imports wandb"):
-        train.check_imports(Path("mine.py"), b"import wandb")
-
-
-def test_a_run_is_saved_every_few_minutes(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "SAVE_EVERY", 0)
-    steps, save = [], train.save
-    monkeypatch.setattr(train, "save", lambda *of, **state: (steps.append(state["step"]),
-                                                             save(*of, **state)))
-    run(tmp_path)
-    assert steps == [1, 2, 3, 4, 5, 6]
-
-
 def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
     """... also into a file, where Python would wait."""
     out = open(tmp_path / "out.txt", "w")
@@ -346,23 +386,12 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "learn", lambda *of: (
         seen.append((tmp_path / "out.txt").read_text()), learn(*of))[1])
     run(tmp_path)
-    assert "Runs: 1, on cpu, with a line every 3 steps." in seen[0] and "seed0\n" in seen[0]
-
-
-def test_a_log_that_another_program_holds_is_left(finished, monkeypatch):
-    """... as on Windows."""
-    before = (finished / "log.csv").read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "write", Mock(side_effect=PermissionError))
-        train.write_log(finished, [{"step": 7}])
-    assert (finished / "log.csv").read_text() == before
-    train.write_log(finished, [{"step": 7}])
-    assert (finished / "log.csv").read_text() == "step\n7\n"
+    assert "Runs: 1, on cpu, with a line every 500 steps." in seen[0] and "seed0, from" in seen[0]
 
 
 def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
     student("mine", SSTFMR.replace(FORWARD, f"{FORWARD} / (1 - self.training)"))
-    line, = refusal(capsys, train, *TINY, "--model", "mine", "--out", tmp_path)
+    line, = refusal(capsys, train, *tiny("--model", "mine", "--out", tmp_path))
     assert re.search("error: .*mine.dim16-.*seed0: the loss is nan at step 3: try a lower", line)
 
 
@@ -370,7 +399,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     """A mistake in a model shows its traceback."""
     errors = data.UsageError("refused"), OSError("No space left on device"), KeyError("dim")
     monkeypatch.setattr(train, "fit", Mock(wraps=train.fit, side_effect=[*errors, DEFAULT]))
-    lines = refusal(capsys, train, *TINY, "--seed", "0", "1", "2", "3", "--out", tmp_path)
+    lines = refusal(capsys, train, *tiny("--seed", "0", "1", "2", "3", "--out", tmp_path))
     for seed, error in enumerate(errors):
         assert any(re.search(f": error: .*seed{seed}: {error}$", line) for line in lines)
     assert [line for line in lines if line.startswith("Traceback")] == [lines[2]]
@@ -379,28 +408,35 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
 def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, file):
-    """... finished or stopped. A comment is a change, too. Other seeds are not looked at."""
+    """... finished or stopped. A comment is a change, too. Seeds of a row are of the same code."""
     change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
-    line, = refusal(capsys, train, *TINY, "--out", out)
-    assert line.endswith(": choose another --out, or add --again to start it anew")
-    diff, = re.findall(r"made with another (\S+) \(diff (\S+) (\S+)\): ", line)
-    assert diff[0] == file and Path(diff[1]) == finished / file and Path(diff[2]).exists()
+    line, = refusal(capsys, train, *tiny("--out", out))
+    assert line.endswith(": choose another --out, or add --again to start anew")
+    diff, = re.findall(r"seed0 was made otherwise \((diff .*)\): ", line)
+    _, old, new = shlex.split(diff)  # to be pasted
+    assert Path(old) == finished / file and Path(new).name == file and Path(new).exists()
     assert contents(finished) == before
     (finished / "result.json").rename(out / "kept")
-    assert refusal(capsys, train, *TINY, "--out", out) == [line]
+    assert refusal(capsys, train, *tiny("--out", out)) == [line]
     (out / "kept").rename(finished / "result.json")
-    run(out, "--seed", "1")
-    assert f"| sstfmr ({finished.parent.name}) " in capsys.readouterr().out
-    evaluation.main([str(out)])
-    assert f"{finished.parent.name}), seed 1, other {file} |" in capsys.readouterr().out
+    assert "seed0 was made" in refusal(capsys, train, *tiny("--out", out, "--seed", "1"))[0]
+    assert not (finished.parent / "seed1").exists()
     run(out, "--again")
-    assert contents(finished)[file] != before[file] and f"{finished}\n" in capsys.readouterr().out
-    change(finished / file, None)
-    assert f"with another {file} " in refusal(capsys, train, *TINY, "--out", out)[0]
-    run(out, "--again")
+    assert contents(finished)[file] != before[file]
+    assert f"{finished}, from step 0\n" in capsys.readouterr().out
     run(out, "--again")  # now the code is the same
     assert f"{finished} is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("constant", ["MUON_RATIO", "MOMENTUM", "DECAY", "COOLDOWN"])
+def test_a_run_of_other_constants_is_another(finished, capsys, monkeypatch, constant):
+    """... as a notebook sets them."""
+    monkeypatch.setattr(train, constant, 0.5)
+    for seed in "0", "1":
+        line, = refusal(capsys, train, *tiny("--out", finished.parents[3], "--seed", seed))
+        name = "weight_decay" if constant == "DECAY" else constant.lower()
+        assert f"seed0 was made otherwise ({name} {read(finished / 'config.json')[name]})" in line
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
@@ -418,7 +454,7 @@ def test_a_stop_saves_and_the_same_command_goes_on_to_the_same_bits(
         return learn(*arguments)
 
     monkeypatch.setattr(train, "learn", interrupted)
-    flags = [*TINY, "--model", "mine", "--out", str(tmp_path / "cut")]
+    flags = tiny("--model", "mine", "--out", tmp_path / "cut")
     with pytest.raises(SystemExit, match="^130$"):
         train.main(flags)
     cut = next(tmp_path.glob("cut/**/seed0"))
@@ -466,10 +502,10 @@ def run_until(moment, out, folder):  # with dropout; killed when about to put th
 @pytest.mark.slow
 def test_kills_change_no_bit(tmp_path, student):
     """Each start puts config.json and three copies in place. Killed before these, before the first
-    checkpoint and its log, then, gone on, before the second ones and before the result."""
+    log and its checkpoint, then, gone on, before the second ones and before the result."""
     student("mine", DROPOUT)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    cuts = [(cut, moment) for moment in (1, 3, 5, 6, 5, 6, 5)]
+    cuts = [(cut, moment) for moment in (1, 3, 5, 6, 7, 6, 7)]
     for out, moment in *cuts, (whole, 99):
         process = elsewhere("t.run_until(*sys.argv[1:])", moment, out, tmp_path / "models")
         assert (process.wait() in (9, -9)) == (moment < 99), process.communicate()
@@ -481,11 +517,93 @@ def test_kills_change_no_bit(tmp_path, student):
 def test_a_full_disk_loses_nothing(finished):
     resource = pytest.importorskip("resource")
     before, limit = contents(finished), resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = read(finished / "result.json")["log"]
     model, optimizers = train.build(read(finished / "config.json"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limit[1]))  # less than a checkpoint
     try:
         with pytest.raises(OSError, match="File too large"):
-            train.save(finished, model, optimizers, step=7, rows=[])
+            train.save(train.Files(finished), model, optimizers, {"rows": log})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert before.items() <= contents(finished).items()
+    assert before == contents(finished)
+
+
+# ---- many runs, and many processes --------------------------------------------------------------
+def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
+    if not shutil.which("xargs"):
+        pytest.skip("needs xargs")
+    flags = tiny("--model", "rnn", "gru", "--split", "distractor", "systematic1", "--seed", "0", "1",
+                 "--out", tmp_path, "--steps", "2", "--test-trials", "5")
+    flags = [flag for flag in flags if flag not in ("--layers", "1", "--dim", "16")] + ["--seed", "1"]
+    train.main([*flags, "--list"])
+    listed = capsys.readouterr().out
+    assert listed.count("\n") == len({*listed.splitlines()}) == 8 and not [*tmp_path.iterdir()]
+    program = f"{sys.executable} {shlex.quote(str(HERE.parent / 'train.py'))}"
+    subprocess.run(shlex.split(f"xargs -P 2 -L 1 {program}"), input=listed, text=True, check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    evaluation.main([str(tmp_path)])
+    assert capsys.readouterr().out.count("(0/2)") == 8  # two models, two splits, two tables
+    train.main(flags)
+    assert capsys.readouterr().out.count(" is finished\n") == 8
+
+
+@pytest.mark.parametrize("value", ["two words", "*", "$HOME", "it's", "a\\b", ""])
+def test_a_list_refuses_what_would_need_quotes(capsys, value):
+    assert "need quotes" in refusal(capsys, train, "--list", "--out", value)[0]
+
+
+def overtaken(out):  # the first of two processes: after its first checkpoint, another one finishes
+    learn, calls = train.learn, itertools.count(1)
+
+    def wait_and_learn(*arguments):
+        if next(calls) == 5:
+            print("waits", flush=True)
+            sys.stdin.readline()
+        return learn(*arguments)
+    train.learn = wait_and_learn
+    run(Path(out), "--steps", "40")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize("end", ["goes on", "is told to stop"])
+def test_of_two_processes_on_a_run_the_second_goes_on(tmp_path, end):
+    """... as where a cluster takes a node for dead. The first one ends with one line."""
+    first = elsewhere("t.overtaken(sys.argv[1])", tmp_path)
+    while first.stdout.readline() != "waits\n":
+        assert first.poll() is None
+    folder, = run(tmp_path, "--steps", "40")
+    before = contents(folder)
+    if end == "is told to stop":
+        first.terminate()
+    _, err = first.communicate("\n")
+    said = [line for line in err.splitlines() if not line.startswith("step ")]
+    assert said == [f"train.py: {folder}: another process has gone on with this run, so this one "
+                    "ends, and writes nothing"]
+    assert first.returncode == 1 and contents(folder) == before
+    assert torch.load(folder / "checkpoint.pt")["step"] == 40
+
+
+def test_two_processes_may_write_a_file_at_once(tmp_path):
+    code = "[evaluation.write(Path(sys.argv[1]), b'%d' % i * 99_999) for i in range(200)]"
+    code = f"import eval as evaluation; from pathlib import Path; {code}"
+    writers = [elsewhere(code, tmp_path / "file") for _ in range(2)]
+    while any(writer.poll() is None for writer in writers):
+        if (tmp_path / "file").exists():
+            assert len({*(tmp_path / "file").read_bytes()}) <= 3  # never parts of two
+    assert [writer.communicate()[1] for writer in writers] == ["", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_signal_handlers_of_the_caller_come_back(tmp_path):
+    before = signal.signal(signal.SIGTERM, mine := Mock())
+    run(tmp_path)
+    assert signal.signal(signal.SIGTERM, before) is mine
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_may_be_made_in_a_thread(tmp_path):  # ... which may set no signal handlers
+    thread = threading.Thread(target=run, args=(tmp_path,))
+    thread.start()
+    thread.join()
+    assert len([*tmp_path.rglob("result.json")]) == 1
