@@ -50,7 +50,7 @@ def read(path):
         if path.suffix == ".pt":
             return torch.load(path, map_location="cpu", weights_only=True)
         return json.loads(path.read_text())
-    except (ValueError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+    except (ValueError, EOFError, RuntimeError, LookupError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} is damaged: remove it, and train again") from error
 
 
@@ -74,7 +74,7 @@ def load(folder, trained=True):
         model = module_of(config["model"], folder).Model(**config["model_args"])
         if trained:
             model.load_state_dict(read(folder / "checkpoint.pt")["model"])
-    except RuntimeError as error:  # its weights have other sizes
+    except (RuntimeError, AttributeError) as error:  # other sizes; a name that is gone
         raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
                          ) from error
     return model.eval(), config
@@ -86,7 +86,8 @@ def predict(function, trials, device="cpu"):
     9 that is faster than a hundred. The model gets copies, which it may change."""
     outputs = []
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
-        outputs.append(function(*(x.to(device, copy=True) for x in tokens)).cpu())
+        instruction, stimulus = (x.to(device, copy=True) for x in tokens)
+        outputs.append(function(instruction, stimulus).cpu())
     return torch.cat(outputs)
 
 
@@ -95,13 +96,13 @@ def score(model, split, n, device):
     UsageError if logits are not finite: the largest of them would be no answer."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
     for test in tqdm(data.tests_of(split), f"testing {split}", leave=False,
-                     disable=n < 1000 or None):  # None: where stderr is no terminal
-        subsets = data.find(split, test), data.find(split, "train")
-        trials, kinds, baselines = test_set(split, test, n, *subsets)
+                     disable=n < 1000 or None):  # True: hidden; None: where stderr is no terminal
+        subset, train = data.find(split, test), data.find(split, "train")
+        trials, kinds, baselines = test_set(split, test, n, subset, train)
         logits = predict(model, trials, device)
         if not logits.isfinite().all():
             raise UsageError(f"on {test} of {split}, logits of the model are not finite")
-        right = (logits.argmax(1) == trials.answer).double()  # 95 of 100 are LEARNED
+        right = (logits.argmax(1) == trials.answer).double()  # as a float, 95 of 100 are less
         result["accuracy"][test] = right.mean().item()
         result["baselines"][test] = baselines
         result["kinds"][test] = {kind: right[where].mean().item() for kind, where in kinds.items()}
@@ -116,8 +117,7 @@ def checksum(split, test):
 def trials_of(run, test, n, seed=0):
     """n Trials of a test set of a finished run's split. UsageError if it was tested on others."""
     split = run["config"]["split"]
-    today = checksum(split, test) if test in data.SPLITS.get(split, ()) else None
-    if run["checksums"].get(test, today) != today:
+    if test in run["checksums"] and run["checksums"][test] != checksum(split, test):
         raise UsageError(f"{run['folder']} was tested on other trials of {split}, {test} than "
                          "today's data.py draws")
     return data.trials(split, test, n, seed=seed)
@@ -133,7 +133,7 @@ def mistakes(run, n, subset=None):
         if answer != its_answer:
             wrong.append(f"{data.show((instruction, stimulus, answer))}\n"
                          f"The model says: {data.ANSWERS[its_answer]}")
-    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong.", *wrong[:n]])
+    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong."] + wrong[:n])
 
 
 # ---- test sets, and what one can have without solving the task ----------------------------------
@@ -189,12 +189,11 @@ def no_binding(node, stimulus, known):
     kept = [(cell, shape, color) for cell, shape, color in objects
             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
     cells, shapes, colors = zip(*(kept or objects))
-    if node.operator == "GetLocation":
-        return vote(cells, data.CELLS[node.answer - data.FIRST_CELL])
-    if node.operator == "GetShape":
-        return vote(shapes, node.answer - data.FIRST_SHAPE + 1)
-    if node.operator == "GetColor":
-        return vote(colors, node.answer - data.FIRST_COLOR + 1)
+    answers = {"GetLocation": [data.FIRST_CELL + data.CELLS.index(cell) for cell in cells],
+               "GetShape": [data.FIRST_SHAPE + shape - 1 for shape in shapes],
+               "GetColor": [data.FIRST_COLOR + color - 1 for color in colors]}
+    if node.operator in answers:
+        return vote(answers[node.operator], node.answer)
     if not known.shortcuts and len(cells) == len(objects):
         return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
@@ -225,11 +224,10 @@ def read_run(folder):
     """What a run's files say: its result or, while it is unfinished, its config and its log."""
     if (folder / "result.json").exists():
         return read(folder / "result.json")
-    log = []
-    if (folder / "log.csv").exists():
-        with open(folder / "log.csv", newline="") as file:
-            log = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
-    return {"config": read(folder / "config.json"), "log": log, "accuracy": {}, "baselines": {},
+    log = folder / "log.csv"
+    lines = log.read_text().splitlines() if log.exists() else []
+    rows = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(lines)]
+    return {"config": read(folder / "config.json"), "log": rows, "accuracy": {}, "baselines": {},
             "kinds": {}, "checksums": {}}
 
 
@@ -237,50 +235,56 @@ def find_runs(patterns):
     """All runs in or below folders, with the name of their row: model and settings, and their --out
     where there are several. Lines on stderr say what is left out. UsageError if nothing is left."""
     runs = {}  # by folder: what is found twice counts once
-    for pattern in patterns:  # with **, also behind links; with *, which Windows does not expand
+    for pattern in patterns:
+        top = glob.escape(str(pattern)) if Path(pattern).exists() else pattern  # Windows keeps a *
         paths = [path for name in ("config.json", "result.json")
-                 for path in glob.glob(f"{pattern}/**/{name}", recursive=True)]
+                 for path in glob.glob(f"{top}/**/{name}", recursive=True)]  # also behind links
         found = []
         for folder in sorted({Path(path).parent for path in paths}):
-            run = read_run(folder)
-            if "checksums" in run and "hardest" in run["config"]:
+            try:
+                run = read_run(folder)
+                run["ends"] = run["config"]["in_distribution"], run["config"]["hardest"]
+                run["checksums"]
                 found.append(run | {"folder": folder})
-            else:  # of another program
-                print(f"not shown: {folder}, not made by this train.py", file=sys.stderr)
+            except (ValueError, KeyError, TypeError):
+                print(f"not shown: {folder}, damaged or not of this train.py", file=sys.stderr)
         for run in sorted(found, key=rank):
             runs.setdefault(run["folder"].resolve(), run)
         if not found:
             print(f"not shown: no run in {pattern}", file=sys.stderr)
     if not runs:
         raise UsageError("there is nothing to show: train a run with train.py")
-    outs = {folder.parents[:4][-1] for folder in runs}  # <out>/<split>/<model>/<settings>/seed<k>
-    shown, checksums = {}, {}
-    for folder, run in runs.items():
+    outs = {folder: folder.parents[:4][-1] for folder in runs}  # <out>/<split>/<model>/...
+    shown, first = {}, {}  # first: the run of a split that says on which trials its table is
+    for folder, run in sorted(runs.items(), key=lambda item: not item[1]["accuracy"]):
         config = run["config"]
         run["row"] = config["model"]
         if config["settings"] != "default":
             run["row"] += f" ({config['settings']})"
-        if len(outs) > 1:
-            run["row"] = f"{os.path.relpath(folder.parents[:4][-1])}: {run['row']}"
-        trials = {(config["split"], test): number for test, number in run["checksums"].items()}
-        if any(checksums.setdefault(test, number) != number for test, number in trials.items()):
+        if len(set(outs.values())) > 1:
+            run["row"] = f"{os.path.relpath(outs[folder])}: {run['row']}"
+        place = config["split"], run["row"], config["seed"]
+        trials = first.setdefault(config["split"], run)["checksums"]
+        if (run["ends"] != first[config["split"]]["ends"]
+                or any(trials.get(test, x) != x for test, x in run["checksums"].items())):
             print(f"not shown: {folder}, tested on other trials", file=sys.stderr)
-        elif shown.setdefault((config["split"], run["row"], config["seed"]), run) is not run:
+        elif place in shown:
             print(f"not shown: {folder}, a seed that its row has already", file=sys.stderr)
+        else:
+            shown[place] = run
     return list(shown.values())
 
 
-def rank(run):  # models in the order of ALL, their defaults first
-    config = run["config"]
-    place = ALL.index(config["model"]) if config["model"] in ALL else len(ALL)
-    return place, config["model"], config["settings"] != "default", config["settings"]
+def rank(run):  # models in the order of ALL, others last; their defaults first
+    model, settings = run["config"]["model"], run["config"]["settings"]
+    return (ALL + [model]).index(model), model, settings != "default", settings
 
 
 def collect(runs, per_operator=False):
     """split -> row -> test set -> accuracies, one per seed. The first rows are baselines, with one
-    value, that of the most test trials."""
+    value, that of the most test trials. With `per_operator` there are also rows (row, kind)."""
     table = {}
-    for run in sorted(runs, key=lambda run: run["config"]["test_trials"]):
+    for run in sorted(runs, key=lambda run: run["config"]["test_trials"]):  # the last one stays
         rows = table.setdefault(run["config"]["split"], {name: {} for name in BASELINES})
         for test, baselines in run["baselines"].items():
             for name, value in baselines.items():
@@ -291,16 +295,11 @@ def collect(runs, per_operator=False):
             rows.setdefault(run["row"], {}).setdefault(test, []).append(value)
         kinds = run["kinds"] if per_operator else {}
         for test, values in kinds.items():
-            for kind, value in values.items():  # a line below those of its row
+            for kind, value in values.items():
                 rows.setdefault((run["row"], kind), {}).setdefault(test, []).append(value)
-    order = [split for split in [*data.SPLITS, *table] if split in table]
+    order = [split for split in data.SPLITS if split in table]
+    order += [split for split in table if split not in data.SPLITS]  # gone since
     return {split: {row: tests for row, tests in table[split].items() if tests} for split in order}
-
-
-def ends_of(runs):
-    """split -> its test set in distribution and its hardest one, as its last run says."""
-    return {run["config"]["split"]: (run["config"]["in_distribution"], run["config"]["hardest"])
-            for run in runs}
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -334,19 +333,20 @@ def split_table(split, rows, near):
     """A row per model and settings, a column per test set: mean and spread over seeds. That in
     distribution says how many of how many seeds have learned. Kinds of trials are indented."""
     tests = list(dict.fromkeys(test for row in rows.values() for test in row))
+    names = [name for name in rows if isinstance(name, str)]
     lines = []
-    for name, row in rows.items():
-        label = name if isinstance(name, str) else f"  {name[1]}"
-        counted = label == name and name not in BASELINES
-        lines.append([label] + [percent(row.get(test, []), counted and test == near)
-                                for test in tests])
+    for name in names:
+        lines.append([name] + [percent(rows[name].get(test, []), test == near) for test in tests])
+        for key, row in rows.items():
+            if key[0] == name:  # (row, kind)
+                lines.append([f"  {key[1]}"] + [percent(row.get(test, [])) for test in tests])
     return table([f"{split}, accuracy in %"] + tests, lines)
 
 
 def verdict(near, far):
     """Do seeds that have learned generalize? In words, with their mean on the hardest test set, or
     with that of all in distribution if none has. `near` and `far` are their accuracies there."""
-    learned = [b for a, b in zip(near, far) if a >= LEARNED]
+    learned = [hardest for first, hardest in zip(near, far) if first >= LEARNED]
     seeds = f"({len(learned)}/{len(near)})"
     if not learned:
         return f"not learned {100 * statistics.mean(near):.1f} {seeds}"
@@ -381,10 +381,10 @@ def empty_figure(width, height):
 
 
 def save(figure, path):
-    try:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
-    except ValueError as error:  # there is no such format
-        raise UsageError(f"cannot write {path}: {error}") from error
+    formats = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix[1:] not in formats:
+        raise UsageError(f"cannot write {path}, but files in {', '.join(formats)}")
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     print(f"\nDrawn: {path}")
 
 
@@ -412,7 +412,7 @@ def draw_accuracy(splits, ends, colors):
             means = {test: 100 * statistics.mean(values) for test, values in row.items()}
             if name in BASELINES:
                 style = {"color": "0.3", "linestyle": BASELINES[name], "linewidth": 1}
-                bars.axvline(means[far], zorder=0, **style)
+                bars.axvline(means.get(far, math.nan), zorder=0, **style)
                 dashed[name] = lines.plot(means.keys(), means.values(), label=name, **style)[0]
                 continue
             y = names.index(name)
@@ -475,9 +475,11 @@ def watch(model, instruction, stimulus):
     looks = getattr(model, "looks", {})
 
     def note(module, inputs, output):
-        part = re.sub(r"\.\d+$", "", names[module])
+        name = names.get(module, "")  # "": made in forward
+        part = re.sub(r"\.\d+$", "", name)
         if part in looks:
-            calls.append((names[module], module, inputs, output, *looks[part]))
+            row, groups = looks[part]
+            calls.append((name, module, inputs, output, row, groups))
 
     with torch.nn.modules.module.register_module_forward_hook(note):  # on every module
         return model.features(instruction, stimulus), calls
@@ -596,8 +598,9 @@ def alignment(x, trials):
     """Representational similarity analysis (Ito et al. 2024): are states x (n, C) organized like
     stimuli, instructions, answers? Rank correlations of their similarities with those of one-hot
     codes; 0 where all are equal."""
-    parts = trials.stimulus, trials.instruction, trials.answer[:, None]
-    ranks = [similarity_ranks(x), *(similarity_ranks(F.one_hot(part).flatten(1)) for part in parts)]
+    ranks = [similarity_ranks(x)]
+    for part in trials.stimulus, trials.instruction, trials.answer[:, None]:
+        ranks.append(similarity_ranks(F.one_hot(part).flatten(1)))
     return torch.corrcoef(torch.stack(ranks))[0, 1:].nan_to_num().tolist()
 
 
@@ -644,13 +647,14 @@ def why_table(runs):
     lines = []
     for name, seeds in rows.items():
         whys = [run["why"] for run in seeds]
-        like = [statistics.mean(why["alignment"][part] for why in whys)
-                for part in ("stimulus", "instruction", "answer")]
-        best = [percent([max(why[when].values()) for why in whys])
-                for when in ("untrained", "decoded")]
-        last = percent([why["decoded"]["features"] for why in whys])
-        accuracy = percent([run["accuracy"][run["config"]["hardest"]] for run in seeds])
-        lines.append([name] + [f"{r:.2f}" for r in like] + best + [last, accuracy])
+        line = [name]
+        for part in "stimulus", "instruction", "answer":
+            line.append(f"{statistics.mean(why['alignment'][part] for why in whys):.2f}")
+        line.append(percent([max(why["untrained"].values()) for why in whys]))
+        line.append(percent([max(why["decoded"].values()) for why in whys]))
+        line.append(percent([why["decoded"]["features"] for why in whys]))
+        line.append(percent([run["accuracy"][run["config"]["hardest"]] for run in seeds]))
+        lines.append(line)
     return table(["hidden states, on the hardest set", "like stimulus", "like instruction",
                   "like answer", "decoded before training", "after", "from features", "accuracy"],
                  lines)
@@ -692,39 +696,45 @@ def main(argv=None):
     args = parser.parse_args(argv)
     with data.ending(parser):
         runs = find_runs(args.runs)
-        splits, ends = collect(runs), ends_of(runs)
-        weights = [run for run in runs
-                   if run["accuracy"] and (run["folder"] / "checkpoint.pt").exists()]
-        unmeasured = args.why and not any("why" in run for run in runs)
-        if not weights and (args.show or args.attention or unmeasured):
-            raise UsageError("these runs have no weights (checkpoint.pt); models/RESULTS.md names "
-                             "recorded ones that have some")
-        unfinished = sum(not run["accuracy"] for run in runs)
-        if unfinished:
-            print(f"not finished: {unfinished} of {len(runs)} runs; --curves draws them, too",
-                  file=sys.stderr)
-        for split, rows in collect(runs, args.per_operator).items():
-            if rows:
-                print(f"\n{split_table(split, rows, ends[split][0])}")
+        finished = [run for run in runs if run["accuracy"]]
+        if len(finished) < len(runs):
+            print(f"not finished: {len(runs) - len(finished)} of {len(runs)} runs; --curves draws "
+                  "them, too", file=sys.stderr)
+        splits = collect(finished)
+        ends = {run["config"]["split"]: run["ends"] for run in runs}
+        for split, rows in collect(finished, args.per_operator).items():
+            print(f"\n{split_table(split, rows, ends[split][0])}")
+        names = dict.fromkeys(run["row"] for run in finished)
         for release in False, True:  # trials without shortcuts, then their twins
             ground = {split: rows for split, rows in splits.items()
-                      if rows and split.endswith("_release") == release}
+                      if split.endswith("_release") == release}
             if ground:
-                names = dict.fromkeys(run["row"] for run in runs)
                 print(f"\n{verdict_table(names, ground, ends)}")
+        weights = [run for run in finished if (run["folder"] / "checkpoint.pt").exists()]
+        for run in tqdm(weights if args.why else (), "measuring hidden states", leave=False,
+                        disable=None):
+            if "why" not in run:
+                run["why"] = measure(run)
+                path = run["folder"] / "result.json"
+                write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
+        unmeasured = args.why and not any("why" in run for run in finished)
+        if args.subset:  # of runs on several splits, those that have it
+            weights = [run for run in weights
+                       if args.subset in data.SPLITS.get(run["config"]["split"], ())]
+        if not weights and (args.show or args.attention or unmeasured):
+            raise UsageError("none of these runs is finished, has weights (checkpoint.pt) and the "
+                             "test set of --subset; models/RESULTS.md names recorded ones")
         if args.why:
-            for run in tqdm(weights, "measuring hidden states", leave=False, disable=None):
-                if "why" not in run:
-                    run["why"] = measure(run)
-                    path = run["folder"] / "result.json"
-                    write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
-            print(f"\n{why_table(runs)}")
-        for run in weights if args.show else ():
-            print(f"\n{run['folder']}: {mistakes(run, args.show, args.subset)}")
+            print(f"\n{why_table(finished)}")
+        if args.show:
+            for run in weights:
+                print(f"\n{run['folder']}: {mistakes(run, args.show, args.subset)}")
+        if args.plot and not finished:
+            raise UsageError("none of these runs is finished: --curves draws them")
         if args.plot:
-            save(draw_accuracy(splits, ends, colors_of(runs)), args.plot)
+            save(draw_accuracy(splits, ends, colors_of(finished)), args.plot)
         if args.curves:
-            save(draw_curves(runs, splits, ends, colors_of(runs)), args.curves)
+            save(draw_curves(runs, collect(runs), ends, colors_of(runs)), args.curves)
         if args.attention:
             save(draw_attention(weights[0], args.subset, args.trial), args.attention)
 

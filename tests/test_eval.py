@@ -388,13 +388,15 @@ def test_a_verdict_is_that_of_the_seeds_that_have_learned(near, far, says):
 def test_what_another_program_wrote_is_passed_over(tmp_path, capsys):
     fake(tmp_path / "distractor/rnn/default/seed0", 0.5)
     for i, (name, text) in enumerate([("result.json", "{}"), ("result.json", '{"config": {}}'),
-                                      ("config.json", '{"split": 3}'), ("config.json", "[]")]):
+                                      ("config.json", '{"split": 3}'), ("config.json", "[]"),
+                                      ("result.json", '{"checksums": {}}'), ("result.json", "null"),
+                                      ("result.json", ""), ("config.json", "// a comment")]):
         (tmp_path / f"other{i}").mkdir()
         (tmp_path / f"other{i}" / name).write_text(text)
     shown = output(capsys, tmp_path)
     assert "| rnn " in shown.out
-    assert shown.err == "".join(f"not shown: {tmp_path / f'other{i}'}, not made by this train.py\n"
-                                for i in range(4))
+    assert shown.err == "".join(f"not shown: {tmp_path / f'other{i}'}, damaged or not of this train.py\n"
+                                for i in range(8))
 
 
 def test_unfinished_runs_are_counted_and_drawn(tmp_path, capsys, monkeypatch, trained):
@@ -500,7 +502,7 @@ def test_a_bar_stands_beside_its_name(tmp_path):
     for model, seed, accuracy in ("sstfmr", 0, 0.5), ("looptfmr", 0, 0.96), ("looptfmr", 1, 0.5):
         fake(tmp_path / "distractor" / model / f"default/seed{seed}", accuracy)
     runs = evaluation.find_runs([tmp_path])
-    axis, _ = evaluation.draw_accuracy(evaluation.collect(runs), evaluation.ends_of(runs),
+    axis, _ = evaluation.draw_accuracy(evaluation.collect(runs), {run["config"]["split"]: run["ends"] for run in runs},
                                        evaluation.colors_of(runs)).axes
     names = [label.get_text() for label in axis.get_yticklabels()]
     shown = {(names[round(bar.get_y() + bar.get_height() / 2)], round(bar.get_width()),
@@ -521,11 +523,12 @@ def test_rows_of_a_picture_have_colors_of_their_own_and_are_not_too_many(tmp_pat
 
 
 @pytest.mark.parametrize("model, flags, says", [
-    ("sstfmr", "--attention a.png --subset depth3", "systematic1 has no subset depth3; it has train,"),
+    ("sstfmr", "--attention a.png --subset depth3",
+     "none of these runs is finished, has weights (checkpoint.pt) and the test set of --subset"),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "No such file or directory: 'no/a.png'"),
-    ("sstfmr", "--attention a.xyz", "cannot write a.xyz: "),
+    ("sstfmr", "--attention a.xyz", "cannot write a.xyz, but files in "),
     ("sstfmr", "--curves a.png", "pictures need matplotlib: pip install matplotlib"),
     ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
 def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says):
@@ -543,16 +546,16 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "--show 1",
-     "was tested on other trials of gonetematic1, ood than today's data.py draws"),
+     "gonetematic1 has no subset ood"),
     *(("result.json", lambda text: json.dumps(json.loads(text) | {"checksums": {"ood": 1}}).encode(),
        flags, "was tested on other trials of systematic1, ood than today's data.py draws")
       for flags in ("--show 1", "--why", "--attention a.png --subset ood")),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's data.py"),
-    ("result.json", lambda text: b"", "", "result.json is damaged: remove it, and train again"),
+    ("result.json", lambda text: b"", "", "there is nothing to show"),
     ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
-    ("checkpoint.pt", None, "--show 1", "these runs have no weights (checkpoint.pt)"),
-    ("checkpoint.pt", None, "--why", "these runs have no weights (checkpoint.pt)")],
+    ("checkpoint.pt", None, "--show 1", "none of these runs is finished, has weights"),
+    ("checkpoint.pt", None, "--why", "none of these runs is finished, has weights")],
     ids=["split", "shown", "states", "drawn", "dim", "empty", "cut", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, capsys, file, content, flags, says):
     change(finished / file, content)
@@ -582,11 +585,38 @@ def test_a_finished_run_is_judged_by_what_it_was(finished, capsys, monkeypatch):
     assert output(capsys, finished).out == table
 
 
+def test_runs_of_several_splits_show_those_that_have_the_test_set(tmp_path, capsys):
+    for split in "systematic1", "productive":
+        run(tmp_path, "--split", split)
+    shown = output(capsys, tmp_path, "--show", "1", "--subset", "depth5").out
+    assert shown.count(" of 1,000 are wrong.") == 1
+
+
+def test_a_folder_may_have_any_name(tmp_path, capsys):
+    fake(tmp_path / "runs [1] *?/distractor/rnn/default/seed0", 0.5)
+    assert "| rnn " in output(capsys, tmp_path / "runs [1] *?").out
+
+
+def test_a_kind_that_one_seed_lacks_stays_below_its_row(tmp_path, capsys):
+    for model, seed, kinds in ("rnn", 0, {}), ("gru", 0, {}), ("rnn", 1, {"iid": {"Exist": 0.5}}):
+        fake(folder := tmp_path / f"distractor/{model}/default/seed{seed}", 0.5)
+        result = json.loads((folder / "result.json").read_text()) | {"kinds": kinds}
+        (folder / "result.json").write_text(json.dumps(result))
+    folders = [tmp_path / f"distractor/{name}" for name in (
+        "rnn/default/seed0", "gru/default/seed0", "rnn/default/seed1")]
+    lines = output(capsys, *folders, "--per-operator").out.splitlines()
+    names = [line.split("|")[1].rstrip() for line in lines if line.startswith("|")]
+    assert names[2:6] == [" chance", " rnn", "   Exist", " gru"]
+
+
 def test_runs_of_other_trials_do_not_share_a_table(tmp_path, capsys):
     fake(tmp_path / "distractor/rnn/default/seed0", 0.5)
     fake(other := tmp_path / "distractor/gru/default/seed0", 0.6, checksum=8)
     shown = output(capsys, tmp_path / "distractor/rnn", tmp_path / "distractor/gru")
     assert shown.err == f"not shown: {other}, tested on other trials\n" and "gru" not in shown.out
+    fake(other := tmp_path / "distractor/mlp/default/seed0", 0.6, hardest="distractors30")
+    shown = output(capsys, tmp_path / "distractor/rnn", tmp_path / "distractor/mlp")
+    assert shown.err == f"not shown: {other}, tested on other trials\n" and "mlp" not in shown.out
 
 
 def test_all_text_can_be_printed_everywhere(finished):
