@@ -48,7 +48,8 @@ TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
 COOLDOWN = 0.2  # the share of the steps in which the rate falls
-REPORT_EVERY, EARLY, LOG_TRIALS = 500, 100, 300  # steps; in the first thousand; per test set
+REPORT_EVERY, EARLY = 500, 100  # steps; in the first thousand
+LOG_TRIALS = 300  # per test set, in a report
 SOURCE = Path(__file__).read_bytes()  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
 
@@ -76,36 +77,35 @@ def fit(config, folder, again=False, workers=0):
     bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=step,
                unit=" trials", unit_scale=size, disable=None)
     began = time.perf_counter() - state["seconds"]
+    reports = {10, steps, *range(EARLY, 1_000, EARLY), *range(1_000, steps, REPORT_EVERY)}
     stops = []
-    with on_stop(lambda *_: stops.append(True)):  # a step is made whole
+    with on_stop(lambda *_: stops.append(True)):  # a stop waits for the end of the step
         for batch in bar:
             rate = rate_at(step, steps, config["schedule"])
             sums += learn(model, optimizers, batch, rate, device)
             step += 1
-            every = EARLY if step <= 1_000 else REPORT_EVERY
-            due = step % every == 0 or step in (10, steps)
-            if due or step % 10 == 0:  # reading a number waits for the GPU
+            if step % 10 == 0 or step in reports:  # reading a number waits for the GPU
                 loss, accuracy = (sums / (step - state["since"])).tolist()
                 bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
                 if not math.isfinite(loss):
                     raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
-            if due:
+            if step in reports:
                 tested = score(model.eval(), split, LOG_TRIALS, device)["accuracy"]
                 model.train()
-                shares = {"train": accuracy, **tested}
-                percents = {name: round(100 * share, 1) for name, share in shares.items()}
-                rows.append({"step": step, "trials": step * size, "loss": round(loss, 4),
-                             **percents, "seconds": round(time.perf_counter() - began, 1)})
-                bar.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()),
-                          sys.stderr)
+                row = {"step": step, "trials": step * size, "loss": round(loss, 4)}
+                for name, share in {"train": accuracy, **tested}.items():
+                    row[name] = round(100 * share, 1)
+                row["seconds"] = round(time.perf_counter() - began, 1)
+                bar.write("  ".join(f"{name} {value:,}" for name, value in row.items()), sys.stderr)
+                rows.append(row)
                 state["since"] = step
                 sums.zero_()
-            if due or stops:
+            if step in reports or stops:
                 state |= {"step": step, "sums": sums.cpu(), "seconds": time.perf_counter() - began}
                 save(files, model, optimizers, state)
-            if stops:
-                print(f"\nStopped after step {step:,}.", flush=True)
-                raise KeyboardInterrupt
+                if stops:
+                    print(f"\nStopped after step {step:,}.", flush=True)
+                    raise KeyboardInterrupt
 
     result = score(model.eval(), split, config["test_trials"], device)
     result["checksums"] = {test: checksum(split, test) for test in result["accuracy"]}
@@ -146,16 +146,15 @@ def build(config):
 
 @contextlib.contextmanager
 def on_stop(handler):
-    """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler. A thread gets neither."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler."""
+    in_main = threading.current_thread() is threading.main_thread()  # others may set none
+    numbers = [signal.SIGINT, signal.SIGTERM] if in_main else []
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old_handler in zip(numbers, before):
+            signal.signal(number, old_handler)
 
 
 def ignore_stops(_):  # in a process that draws trials
@@ -231,40 +230,47 @@ def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
     code there. UsageError if that run, or another seed beside it, was made otherwise: seeds of a
     row differ in nothing else. With `again` that run is removed, and the others are not asked."""
-    model = Path(module_of(config["model"]).__file__)
+    model = available()[config["model"]]
     code = {Path(data.__file__): data.SOURCE, Path(__file__): SOURCE, model: model.read_bytes()}
-    result, checkpoint = folder / "result.json", folder / "checkpoint.pt"
+    result = folder / "result.json"
     if again and differences(folder, config, code):
-        result.unlink(missing_ok=True)
-        checkpoint.unlink(missing_ok=True)
-    for other in () if again else sorted(folder.parent.glob("seed*")):
-        if different := differences(other, config, code):
-            raise UsageError(f"{other} was made otherwise ({'; '.join(different)}): choose another "
-                             "--out, or add --again to start anew")
-    if result.exists() and read(result)["config"]["test_trials"] == config["test_trials"]:
-        return True  # else fit tests it again, without training
+        for name in "result.json", "checkpoint.pt", "log.csv":
+            (folder / name).unlink(missing_ok=True)
+    if not again:
+        for other in sorted(folder.parent.glob("seed*")):
+            if different := differences(other, config, code):
+                raise UsageError(f"{other} was made otherwise ({'; '.join(different)}): choose "
+                                 "another --out, or add --again, with all seeds")
+    if result.exists() and read(result)["config"]["test_trials"] >= config["test_trials"]:
+        return True  # else fit tests it again, with more trials
     folder.mkdir(parents=True, exist_ok=True)
+    for path, content in code.items():
+        write(folder / path.name, content)
     machine = {"python": platform.python_version(), "torch": torch.__version__,
                "machine": platform.platform(), "threads": torch.get_num_threads()}
     write(folder / "config.json", json.dumps(config | machine, indent=1).encode())
-    for path, content in code.items():
-        write(folder / path.name, content)
     return False
 
 
 def differences(folder, config, code):
     """In what a run was made otherwise than with this configuration and code: settings, files."""
-    made = read(folder / "config.json") if (folder / "config.json").exists() else {}
-    named = config.keys() & made.keys() - {"seed", "device", "test_trials"}
-    copies = {path: folder / path.name for path in code if (folder / path.name).exists()}
-    return ([f"{name} {made[name]}" for name in sorted(named) if made[name] != config[name]]
-            + [shlex.join(["diff", str(copy), str(path)]) for path, copy in copies.items()
-               if copy.read_bytes() != code[path]])
+    if not (folder / "config.json").exists():
+        return []
+    made = read(folder / "config.json")
+    found = []
+    for name in config:
+        if name not in ("seed", "device", "test_trials") and made.get(name) != config[name]:
+            found.append(f"{name} {made.get(name)}")
+    for path, content in code.items():
+        copy = folder / path.name
+        if copy.exists() and copy.read_bytes() != content:
+            found.append(shlex.join(["diff", str(copy), str(path)]))
+    return found
 
 
 class Files:
-    """The files of a run, which has one writer: if its checkpoint or result is not what it was when
-    this process read or wrote it last, another one has gone on, and this one ends."""
+    """The files of a run, which has one writer. UsageError if its checkpoint or its result is not
+    what it was when this process read or wrote it last: then another one has gone on with it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -276,8 +282,7 @@ class Files:
 
     def write(self, name, content):
         if self.times() != self.known:
-            sys.exit(f"train.py: {self.folder}: another process has gone on with this run, so this "
-                     "one ends, and writes nothing")
+            raise UsageError("another process has gone on with this run, so this one leaves it")
         write(self.folder / name, content)
         self.known = self.times()
 
@@ -285,29 +290,29 @@ class Files:
 def save(files, model, optimizers, state):
     """Writes log.csv, and a checkpoint: all that a run needs to go on to the same bits."""
     log = io.StringIO()
-    names = dict.fromkeys(name for row in state["rows"] for name in row)
+    names = state["rows"][0] if state["rows"] else []
     writer = csv.DictWriter(log, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(state["rows"])
     files.write("log.csv", log.getvalue().encode())
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    torch.save(state | {"model": model.state_dict(), "random": torch.get_rng_state(),
-                        "cuda": torch.cuda.get_rng_state_all(),
+    cuda = torch.cuda.get_rng_state_all()[:1] if torch.cuda.is_initialized() else []
+    torch.save(state | {"model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
                         "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     files.write("checkpoint.pt", buffer.getvalue())
 
 
 def restore(folder, model, optimizers):
-    """Loads a checkpoint into model and optimizers, and returns what else `save` was given. Without
-    a checkpoint, that is how a run starts."""
+    """Loads a checkpoint into model and optimizers, and returns the rest of it. Without one, that
+    is how a run starts."""
     if not (folder / "checkpoint.pt").exists():
         return {"step": 0, "since": 0, "rows": [], "sums": torch.zeros(2), "seconds": 0}
     state = read(folder / "checkpoint.pt")
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+    model.load_state_dict(state.pop("model"))
+    for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
         optimizer.load_state_dict(saved)
-    torch.set_rng_state(state["random"])
-    torch.cuda.set_rng_state_all(state["cuda"])
+    torch.set_rng_state(state.pop("random"))
+    torch.cuda.set_rng_state_all(state.pop("cuda"))
     return state
 
 
@@ -352,18 +357,20 @@ def parser_of(model=None):
     parser.prog = f"train.py: TRAINING of {model}"  # a mistake there ends like one in a flag
     for name in own.keys() - TRAINING.keys():
         parser.error(f"there is no {name}")
-    recipe = parser.parse_args([f"--{name.replace('_', '-')}={own[name]}" for name in own])
-    parser.set_defaults(**vars(recipe))
+    flags = [f"--{name.replace('_', '-')}={own[name]}" for name in own if own[name] is not None]
+    parser.set_defaults(**vars(parser.parse_args(flags)))
     parser.prog = f"train.py --model {model}"
+    taken = vars(parser.parse_args([])).keys() | {"model", "split", "seed", "help"}
     add = parser.add_argument_group("the model, as its file explains").add_argument
     signature = inspect.signature(module_of(model).Model, eval_str=True)
     for name, parameter in signature.parameters.items():
         default, kind = parameter.default, type(parameter.default)
-        choices = typing.get_args(parameter.annotation) or None  # of a Literal
+        is_literal = typing.get_origin(parameter.annotation) is typing.Literal
+        choices = typing.get_args(parameter.annotation) if is_literal else None
         if kind not in (bool, int, float, str) or default not in (choices or [default]):
             raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
                              "bool, an int, a float, a str, or one of its choices")
-        if name in vars(recipe) or name in ("model", "split", "seed", "help"):
+        if name in taken:
             raise UsageError(f"{model}: Model cannot have an argument {name}: train.py has a flag "
                              "of this name")
         options = {"type": kind, "choices": choices}
@@ -376,28 +383,25 @@ def parser_of(model=None):
     return parser
 
 
-def configurations(argv):
-    """For each run: its flags, all arguments, and its configuration, all that decides its numbers.
-    UsageError if a flag would need quotes in the list of runs."""
-    args, others = parser_of().parse_known_args(argv)
-    chosen = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(args)
+def configurations(chosen, others):
+    """For each run its flags, all its arguments, and its configuration: all that decides its
+    numbers. `chosen` are the flags that say which runs, `others` those of every run, as text."""
+    chosen = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(chosen)
     splits = [name for name in data.SPLITS if name in chosen["split"]
               or "all" in chosen["split"] and not name.endswith("_release")]
     parsers = {model: parser_of(model) for model in available()
                if model in chosen["model"] or "all" in chosen["model"] and model in ALL}
-    if args.list and shlex.join(others) != " ".join(others):
-        raise UsageError(f"--list cannot carry flags that need quotes: {shlex.join(others)}")
     for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(chosen["seed"])):
-        parser = parsers[model]
-        args = parser.parse_args(others)
+        flags = ["--model", model, "--split", split, "--seed", str(seed)] + others
+        args = parsers[model].parse_args(others)
         names = inspect.signature(module_of(model).Model).parameters
         arguments = {name: vars(args)[name] for name in names}
         recipe = {name: vars(args)[name] for name in TRAINING}
         values = recipe | arguments
         order = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
         changed = [f"{name.replace('_', '')}{values[name]}" for name in order
-                   if name in values and values[name] != parser.get_default(name)]
-        yield f"--model {model} --split {split} --seed {seed} {' '.join(others)}", args, {
+                   if name in values and values[name] != parsers[model].get_default(name)]
+        yield flags, args, {
             "split": split, "in_distribution": data.in_distribution(split),
             "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
             "settings": urllib.parse.quote("-".join(changed), safe="") or "default",
@@ -407,12 +411,15 @@ def configurations(argv):
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
     parser = parser_of()
     with data.ending(parser), on_stop(signal.default_int_handler):
-        runs = list(configurations(argv))
-        if "--list" in argv:
-            print("\n".join(flags for flags, _, _ in runs))
+        chosen, others = parser.parse_known_args(argv)
+        runs = list(configurations(chosen, others))
+        if chosen.list:
+            if shlex.join(others) != " ".join(others):
+                raise UsageError("--list cannot carry what needs quotes: " + shlex.join(others))
+            for flags, _, _ in runs:
+                print(" ".join(flags))
             return
         device = runs[0][1].device
         print(f"Runs: {len(runs)}, on {device}, with a line every {REPORT_EVERY} steps. After a "

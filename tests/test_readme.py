@@ -196,7 +196,7 @@ def test_recorded_weights_compute_today_what_they_did():
         then, config = evaluation.load(path.parent)
         now = module_of(config["model"]).Model(**config["model_args"])
         now.load_state_dict(then.state_dict())
-        is_old = config["model"] == "findtfmr" and "recorded_cosine" in path.parts  # draws otherwise
+        is_old = "recorded_cosine" in path.parts  # FindTfmr draws otherwise now
         for depth, training in ("depth3", not is_old), ("depth9", False):
             batch, logits = data.trials("productive", depth, 12), []
             for model in then.train(training), now.train(training):

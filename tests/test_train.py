@@ -85,7 +85,8 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
 
 def configurations(flags):
     argv = ["--device", "cpu", *flags.split()]
-    return [config for _, _, config in train.configurations(argv)]
+    chosen, others = train.parser_of().parse_known_args(argv)
+    return [config for _, _, config in train.configurations(chosen, others)]
 
 
 # ---- what is run --------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     assert [config["model"] for config in configurations("--model all")] == ALL
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
-    student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11}")
+    student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11, 'train_size': None}")
     config, = configurations("--model mine --steps 12 --read root --heads 2 --read root")
     assert config["settings"] == "heads2-steps12-readroot"  # in one order
     assert (config["lr"], config["steps"], config["train_size"]) == (0.25, 12, None)
@@ -126,17 +127,18 @@ def test_a_mistake_in_the_training_of_a_model_ends_like_one_in_a_flag(
     assert not list(tmp_path.glob("*/*/*/seed0"))
 
 
-@pytest.mark.parametrize("flag, values", [("kind", "* / ? é"), ("kind", "A a"), ("share", "1e30 130.0")])
+@pytest.mark.parametrize("flag, values", [
+    ("kind", "* / ? é"), ("kind", "A a"), ("share", "1e30 130.0")])
 def test_settings_that_differ_have_folders_that_do_or_are_told_apart(
         tmp_path, student, capsys, flag, values):
     """A name of a file holds less than a string, and on a Mac no large letters."""
     student("mine", SSTFMR.replace("dim=128,", 'dim=128, kind="", share=1.0,'))
     names = [configurations(f"--model mine --{flag} {value}")[0]["settings"]
              for value in values.split()]
-    assert len({*names}) == len(names) and not any(re.search(r"[^\w.%-]|é", name) for name in names)
+    assert len({*names}) == len(names) and re.fullmatch("[A-Za-z0-9.%-]+", "".join(names))
     first, second = (configurations(f"--model mine --kind {kind}")[0] for kind in "Aa")
     train.prepare(first, tmp_path / "seed0", False)
-    with pytest.raises(data.UsageError, match="was made otherwise .model_args .*; settings kindA"):
+    with pytest.raises(data.UsageError, match="was made otherwise .settings kindA; model_"):
         train.prepare(second, tmp_path / "seed0", False)
 
 
@@ -145,14 +147,15 @@ def test_a_flag_of_a_model_has_the_type_of_its_default(student):
 from typing import Literal
 class Model:
     def __init__(self, share=0.5, n=2, least=0, gate=True, sure: Literal[True, False] = True,
-                 kind="", side: Literal["a", "b"] = "a", width: "Literal[2, 4]" = 2):
+                 kind="", side: Literal["a", "b"] = "a", width: "Literal[2, 4]" = 2,
+                 size: int | None = 5):
         pass
 ''')
     config, = configurations("--model mine --share 1 --n 3 --least 0 --no-gate --no-sure "
-                             "--kind a=b --side b --width 4")
+                             "--kind a=b --side b --width 4 --size 6")
     assert repr(config["model_args"]) == repr(
         {"share": 1.0, "n": 3, "least": 0, "gate": False, "sure": False, "kind": "a=b", "side": "b",
-         "width": 4})
+         "width": 4, "size": 6})
 
 
 @pytest.mark.parametrize("name", ["steps", "seed", "lr", "device", "test_trials", "help"])
@@ -278,6 +281,8 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
     after = read(finished / "result.json")
     assert after["config"] == before["config"] | {"test_trials": 70}
     assert after["log"] == before["log"] and after["baselines"] != before["baselines"]
+    run(finished.parents[3], "--test-trials", "60")  # fewer replace nothing
+    assert read(finished / "result.json") == after
 
 
 def test_rates_and_optimizers(trained):
@@ -412,7 +417,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
     line, = refusal(capsys, train, *tiny("--out", out))
-    assert line.endswith(": choose another --out, or add --again to start anew")
+    assert line.endswith(": choose another --out, or add --again, with all seeds")
     diff, = re.findall(r"seed0 was made otherwise \((diff .*)\): ", line)
     _, old, new = shlex.split(diff)  # to be pasted
     assert Path(old) == finished / file and Path(new).name == file and Path(new).exists()
@@ -422,6 +427,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     (out / "kept").rename(finished / "result.json")
     assert "seed0 was made" in refusal(capsys, train, *tiny("--out", out, "--seed", "1"))[0]
     assert not (finished.parent / "seed1").exists()
+    (finished / "log.csv").write_text("of the old code")
     run(out, "--again")
     assert contents(finished)[file] != before[file]
     assert f"{finished}, from step 0\n" in capsys.readouterr().out
@@ -532,9 +538,10 @@ def test_a_full_disk_loses_nothing(finished):
 def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
     if not shutil.which("xargs"):
         pytest.skip("needs xargs")
-    flags = tiny("--model", "rnn", "gru", "--split", "distractor", "systematic1", "--seed", "0", "1",
-                 "--out", tmp_path, "--steps", "2", "--test-trials", "5")
-    flags = [flag for flag in flags if flag not in ("--layers", "1", "--dim", "16")] + ["--seed", "1"]
+    flags = ("--model rnn gru --split distractor systematic1 --seed 0 1 --dim 16 --steps 2 "
+             "--batch-size 8 --test-trials 5 --device cpu --out").split() + [str(tmp_path)]
+    train.main(["--list"])
+    assert capsys.readouterr().out == "--model sstfmr --split productive --seed 0\n"  # no blank
     train.main([*flags, "--list"])
     listed = capsys.readouterr().out
     assert listed.count("\n") == len({*listed.splitlines()}) == 8 and not [*tmp_path.iterdir()]
@@ -549,7 +556,7 @@ def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
 
 @pytest.mark.parametrize("value", ["two words", "*", "$HOME", "it's", "a\\b", ""])
 def test_a_list_refuses_what_would_need_quotes(capsys, value):
-    assert "need quotes" in refusal(capsys, train, "--list", "--out", value)[0]
+    assert "needs quotes" in refusal(capsys, train, "--list", "--out", value)[0]
 
 
 def overtaken(out):  # the first of two processes: after its first checkpoint, another one finishes
@@ -577,9 +584,9 @@ def test_of_two_processes_on_a_run_the_second_goes_on(tmp_path, end):
         first.terminate()
     _, err = first.communicate("\n")
     said = [line for line in err.splitlines() if not line.startswith("step ")]
-    assert said == [f"train.py: {folder}: another process has gone on with this run, so this one "
-                    "ends, and writes nothing"]
-    assert first.returncode == 1 and contents(folder) == before
+    assert said == [f"train.py: error: {folder}: another process has gone on with this run, so "
+                    "this one leaves it"]
+    assert first.returncode == 2 and contents(folder) == before
     assert torch.load(folder / "checkpoint.pt")["step"] == 40
 
 
