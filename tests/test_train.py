@@ -257,7 +257,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert result["log"][-1]["step"] == 12 and [*result["log"][0]] == header
     before, (out, err) = contents(folder), capsys.readouterr()
     assert f"{folder}, from step 0\n" in out and f"step 10  trials 80  loss {log[3][2]}" in err
-    assert "Runs: 1, on cpu, with a line every 500 steps." in out
+    assert "Runs: 1, on cpu, with a line every 500 steps, accuracy in %." in out
     assert "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     again = capsys.readouterr().out
@@ -391,7 +391,7 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "learn", lambda *of: (
         seen.append((tmp_path / "out.txt").read_text()), learn(*of))[1])
     run(tmp_path)
-    assert "Runs: 1, on cpu, with a line every 500 steps." in seen[0] and "seed0, from" in seen[0]
+    assert "Runs: 1, on cpu, with a line every 500 steps, accuracy in %." in seen[0] and "seed0, from" in seen[0]
 
 
 def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
