@@ -25,6 +25,7 @@ Differs from the release:
     3) no relative positions, which the release also offers
     4) the GRU reads a stimulus token as the same three numbers as the RNN, in the release as 37
        features
+    5) vectors do not decay
 
 embed=onehot learns a vector for each value; rnn and gru do without it.
 """

@@ -3,6 +3,7 @@ import ast
 import functools
 import inspect
 import math
+import re
 import typing
 from pathlib import Path
 
@@ -341,3 +342,20 @@ def test_classes_of_the_same_name_are_copies():
                 copies.setdefault(node.name, []).append(ast.get_source_segment(text, node))
     assert len(copies["Attention"]) == 7
     assert [name for name in copies if len({*copies[name]}) > 1] == []
+
+
+def test_what_a_file_calls_a_copy_is_one():
+    """The rule `# ---- as in sstfmr.py ----`, up to the next one; below the last is the model."""
+    seen = 0
+    for name in SHIPPED:
+        text = Path(module_of(name).__file__).read_text(encoding="utf-8")
+        sections = re.split(r"(?m)^# ---- (.*?) -+\n", text)
+        for title, section in zip(sections[1::2], sections[2::2]):
+            if title.startswith("as in "):
+                original = (Path(module_of(name).__file__).parent / title[6:]).read_text()
+                parts = re.split(r"\n{3,}", section.strip())
+                assert all(part in original for part in parts), (name, title)
+                seen += len(parts)
+        if name not in ("rnn", "authors"):  # which have no copies
+            assert sections[-2] == "the model" and "class Model" in sections[-1]
+    assert seen > 30
