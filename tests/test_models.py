@@ -344,7 +344,7 @@ def test_classes_of_the_same_name_are_copies():
     assert [name for name in copies if len({*copies[name]}) > 1] == []
 
 
-def test_what_a_file_calls_a_copy_is_one():
+def test_what_files_call_copies_are_copies():
     """The rule `# ---- as in sstfmr.py ----`, up to the next one; below the last is the model."""
     seen = 0
     for name in SHIPPED:

@@ -251,9 +251,11 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert header == ["step", "trials", "loss", "train", *TESTS, "seconds"]
     assert [row[:2] for row in log] == [[f"{step}", f"{8 * step}"] for step in (3, 6, 9, 10, 12)]
     assert all(3 < float(row[2]) < 12 for row in log)  # ln 138 = 4.9
-    shares = [float(x) / 100 for row in log for x in row[3:-1]]  # percents, of 8 n or 50 trials
-    assert all(min(abs(share * n - round(share * n)) for n in (8, 16, 24, 50)) < 0.05
-               for share in shares) and 0.01 < max(shares) <= 1
+    assert [float(x) for x in log[-1][4:-1]] == [  # in percent, here of the same 50 trials
+        round(100 * share, 1) for share in result["accuracy"].values()]
+    train_shares = [float(row[3]) / 100 * 8 for row in log]  # of 3, 3, 3, 1 and 2 batches of 8
+    assert all(abs(share * n - round(share * n)) < 0.1
+               for share, n in zip(train_shares, (3, 3, 3, 1, 2)))
     assert result["log"][-1]["step"] == 12 and [*result["log"][0]] == header
     before, (out, err) = contents(folder), capsys.readouterr()
     assert f"{folder}, from step 0\n" in out and f"step 10  trials 80  loss {log[3][2]}" in err
