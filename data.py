@@ -439,8 +439,13 @@ def solve(instruction, stimulus):
 
 # ---- for people ---------------------------------------------------------------------------------
 def words(shape, color):
-    """An object of a token, such as "red a"; 0 is left out."""
-    return f"{['', *COLOR_NAMES][color]} {['', *SHAPE_NAMES][shape]}".strip()
+    """What a token asks for, such as "red a"; 0 is left out."""
+    names = []
+    if color:
+        names.append(COLOR_NAMES[color - 1])
+    if shape:
+        names.append(SHAPE_NAMES[shape - 1])
+    return " ".join(names)
 
 
 def describe(solved, i=0):

@@ -142,8 +142,11 @@ def test_set(split, test, n, subset, train):  # drawn again if a Subset is edite
     """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
     known = train if subset.pools == train.pools else train._replace(pools=(data.Pool(),))
     trials = data.trials(split, test, n)
-    kinds = {start + operator + end: [] for start in ("", "if ") for operator in data.OPERATORS
-             for end in ("", ", two objects")}  # in the order of OPERATORS
+    kinds = {}  # in the order of OPERATORS
+    for start in "", "if ":
+        for operator in data.OPERATORS:
+            kinds[start + operator] = []
+            kinds[f"{start}{operator}, two objects"] = []
     baselines = collections.Counter()
     for i, (instruction, stimulus, answer) in enumerate(zip(*trials)):
         solved = data.evaluate(instruction, stimulus)
@@ -232,8 +235,8 @@ def read_run(folder):
 
 
 def find_runs(patterns):
-    """All runs in or below folders, with the name of their row: model and settings, and their --out
-    where there are several. Lines on stderr say what is left out. UsageError if nothing is left."""
+    """All runs in or below folders, with the name of their row. Lines on stderr say what is left
+    out. UsageError if nothing is left."""
     runs = {}  # by folder: what is found twice counts once
     for pattern in patterns:
         top = glob.escape(str(pattern)) if Path(pattern).exists() else pattern  # Windows keeps a *
@@ -255,21 +258,29 @@ def find_runs(patterns):
     if not runs:
         raise UsageError("there is nothing to show: train a run with train.py")
     outs = {folder: folder.parents[:4][-1] for folder in runs}  # <out>/<split>/<model>/...
-    shown, first = {}, {}  # first: the run of a split that says on which trials its table is
-    for folder, run in sorted(runs.items(), key=lambda item: not item[1]["accuracy"]):
-        config = run["config"]
-        run["row"] = config["model"]
-        if config["settings"] != "default":
-            run["row"] += f" ({config['settings']})"
+    for folder, run in runs.items():
+        run["row"] = run["config"]["model"]
+        if run["config"]["settings"] != "default":
+            run["row"] += f" ({run['config']['settings']})"
         if len(set(outs.values())) > 1:
             run["row"] = f"{os.path.relpath(outs[folder])}: {run['row']}"
-        place = config["split"], run["row"], config["seed"]
-        trials = first.setdefault(config["split"], run)["checksums"]
-        if (run["ends"] != first[config["split"]]["ends"]
-                or any(trials.get(test, x) != x for test, x in run["checksums"].items())):
-            print(f"not shown: {folder}, tested on other trials", file=sys.stderr)
+    return comparable(runs.values())
+
+
+def comparable(runs):
+    """The runs that tables can hold side by side: each seed of a row once, and of a split those
+    that were tested on the trials of its first finished one."""
+    shown = {}
+    first = {}  # split -> its first run
+    for run in sorted(runs, key=lambda run: not run["accuracy"]):  # finished ones come first
+        split = run["config"]["split"]
+        place = split, run["row"], run["config"]["seed"]
+        trials = first.setdefault(split, run)["checksums"]
+        others = [test for test, x in run["checksums"].items() if trials.get(test, x) != x]
+        if others or run["ends"] != first[split]["ends"]:
+            print(f"not shown: {run['folder']}, tested on other trials", file=sys.stderr)
         elif place in shown:
-            print(f"not shown: {folder}, a seed that its row has already", file=sys.stderr)
+            print(f"not shown: {run['folder']}, a seed that its row has already", file=sys.stderr)
         else:
             shown[place] = run
     return list(shown.values())
@@ -338,7 +349,7 @@ def split_table(split, rows, near):
     for name in names:
         lines.append([name] + [percent(rows[name].get(test, []), test == near) for test in tests])
         for key, row in rows.items():
-            if key[0] == name:  # (row, kind)
+            if key[:1] == (name,):  # of (row, kind)
                 lines.append([f"  {key[1]}"] + [percent(row.get(test, [])) for test in tests])
     return table([f"{split}, accuracy in %"] + tests, lines)
 
@@ -632,8 +643,8 @@ def measure(run):
         x, test_x = states(model, fit), states(model, test)
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
-    found["alignment"] = dict(zip(("stimulus", "instruction", "answer"),
-                                  alignment(test_x["features"], test)))  # of the trained one
+        like = alignment(test_x["features"], test)  # in the end, of the trained one
+    found["alignment"] = dict(zip(("stimulus", "instruction", "answer"), like))
     return found
 
 
