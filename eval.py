@@ -508,7 +508,7 @@ def keys_of(instruction, stimulus):
     return {"question": first + second + ["EOS of the question"],
             "operators": [key for key in first + second if key != "IfElse"],
             "answers": [f"answer to {key}" for key in first if key != "IfElse"],
-            "grid": cells + ["empty cells", "EOS of the grid"]}
+            "objects": cells + ["empty cells"], "grid": cells + ["empty cells", "EOS of the grid"]}
 
 
 def attention_of(model, instruction, stimulus):
@@ -533,7 +533,8 @@ def attention_of(model, instruction, stimulus):
 def draw_attention(run, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
     model, config = load(run["folder"])
-    if not any("grid" in groups for _, groups in getattr(model, "looks", {}).values()):
+    groups = " ".join(groups for _, groups in getattr(model, "looks", {}).values())
+    if "grid" not in groups and "objects" not in groups:
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn "
                          "(models/README.md: `looks`)")
     subset = subset or config["in_distribution"]

@@ -57,7 +57,7 @@ def main(argv=None):
         print(f"{split:10} {subset:13} {rate:6,.0f}")
     print(f"\nA training step on {RECIPE} trials, depths 1 and 3 in turn, in ms:")
     batches = [data.trials("productive", f"depth{depth}", RECIPE) for depth in (1, 3)]
-    for name in COMPACT:
+    for name in COMPACT + ["looktfmr"]:
         model = module_of(name).Model()
         whole = step_time(model, batches, train.make_optimizers(model, "muon", 1e-3))
         share = 1 - step_time(model, batches) / whole

@@ -211,8 +211,10 @@ def test_looks_of_the_token_that_answers(monkeypatch, name, changes, expected):
             for module, inputs in called)
 
 
-@pytest.mark.parametrize("name", ["looptfmr", "sstfmr"])
-def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name, titles", [
+    ("looptfmr", [f"blocks.0, loop {i}" for i in (1, 2, 3)]), ("sstfmr", ["blocks.0"]),
+    ("looktfmr", ["look"])])
+def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name, titles):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     monkeypatch.setattr(evaluation, "empty_figure", lambda *_: figure)
     monkeypatch.chdir(tmp_path)
@@ -235,8 +237,7 @@ def test_the_picture_shows_these_numbers(tmp_path, monkeypatch, name):
             assert not shape or inks[drawn[0]] == evaluation.BRIGHT[color - 1]
             percent = (column + 0.97, row + 0.95), f"{100 * share:.0f}"
             assert (drawn in texts) == (shape > 0) and (percent in texts) == (share >= 0.005)
-    assert [axis.get_title("left") for axis in figure.axes] == (
-        ["blocks.0"] if name == "sstfmr" else [f"blocks.0, loop {i}" for i in (1, 2, 3)])
+    assert [axis.get_title("left") for axis in figure.axes] == titles
     assert figure.get_suptitle().startswith(
         f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
         f"{data.ANSWERS[answer]}. The model says: {said}.\n")

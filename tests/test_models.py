@@ -119,7 +119,7 @@ def test_a_step_stays_on_its_device_and_reads_one_number_at_most(name, changes, 
     with torch.device("meta"):
         model = make(name, **changes).train()
     gradients(model, data.Trials(*(x.to("meta") for x in BATCH)))
-    assert len(reads) == (name in COMPACT)
+    assert len(reads) == (name in [*COMPACT, "looktfmr"])
 
 
 @each("name, kind", [("gru", nn.GRU), ("rnn", functools.partial(nn.RNN, nonlinearity="relu"))])
@@ -333,6 +333,84 @@ def test_randomness_of_findtfmr_is_torchs():
     assert ((copied - results[0])[:3].abs() > 1e-3).any()
 
 
+def test_looktfmr_sees_the_grid_by_its_looks_alone():
+    """With what was found held fixed, another grid changes no answer."""
+    model, (tokens, grid, _) = make("looktfmr"), BATCH
+    found = model.look(*look_inputs(model, tokens, grid))
+    before = model(tokens, grid)
+    model.look.forward = lambda *_: found
+    assert model(tokens, grid.roll(1, 0)).equal(before)
+    del model.look.forward
+    assert not model(tokens, grid.roll(1, 0)).equal(before)
+
+
+def test_looks_of_looktfmr_do_not_see_operators():
+    model, (tokens, grid, _) = make("looktfmr"), BATCH
+    other = tokens.clone()
+    other[:, :, 0] = 9 - other[:, :, 0] % 8  # no number stays
+    x, y = (look_inputs(model, instruction, grid) for instruction in (tokens, other))
+    assert all(map(torch.equal, x, y)) and not model(tokens, grid).equal(model(other, grid))
+
+
+def look_inputs(model, tokens, grid):  # what the look of LookTfmr gets
+    inputs = []
+    hook = model.look.register_forward_pre_hook(lambda _, given: inputs.append(given))
+    model.found(data.operators_of(tokens), grid)
+    hook.remove()
+    return inputs[0]
+
+
+def test_looktfmr_finds_what_a_selector_asks_for():
+    """With scores set by hand, the cell that was found is the object's, and whether it fits tells
+    an Exist, which has its shape and its color on the grid if it is False, too."""
+    model, (tokens, grid, answer) = make("looktfmr", dim=32), trials("distractor", "iid", 200)
+    for table in model.shape, model.color:  # one-hots, of other numbers
+        nn.init.zeros_(table.weight)
+    model.shape.weight.data[1:, :10] = torch.eye(10)
+    model.color.weight.data[1:, 10:20] = torch.eye(10)
+    model.look.norm1 = nn.Identity()
+    for layer in model.look.attention.query, model.look.attention.key:
+        layer.weight.data = 30 * torch.eye(32)
+    nn.init.zeros_(model.look.attention.query.bias)
+    nn.init.zeros_(model.kinds)
+    model.look.differs.data, model.look.fits.data = torch.eye(32)[31], torch.zeros(32)
+    found = model.found(tokens, grid)[:, 0, :4]  # (B, 4, C) of the first selector
+    exist, location = (tokens[:, 0, 0] == number for number in (1, 2))
+    cells = model.cell.weight[answer[location] - data.FIRST_CELL]
+    near(found[location, 2], cells)
+    far, there = found[exist, 3, 31], answer[exist] == data.TRUE
+    assert far[there].max() < 1e-4 and far[~there].min() > 0.01
+
+
+@each("objects", [(2,), (41,), (100,), (2, 6, 41, 99)])
+def test_one_token_for_empty_cells_is_exact_in_looktfmr(objects):
+    model = make("looktfmr").double()
+    objects = torch.tensor(objects).repeat(12 // len(objects))[:, None]
+    taken = torch.rand(12, len(data.CELLS)).argsort(1) < objects
+    grid = taken[:, :, None] * torch.randint(1, data.SHAPES + 1, (*taken.shape, 2))
+    before = model(BATCH.instruction, grid)
+
+    def all_cells(stimulus):  # as objects and, behind these, as empty cells
+        shape, color = (torch.cat([part, torch.zeros_like(part)], 1) for part in stimulus.unbind(2))
+        cell = torch.arange(100).repeat(12, 1)
+        cell = torch.cat([cell, torch.full_like(cell, 100)], 1)
+        tokens = torch.stack([model.shape(shape), model.color(color), model.cell(cell)], 2)
+        return tokens, torch.cat([taken, ~taken], 1).log()
+    model.properties = all_cells
+    near(model(BATCH.instruction, grid), before, atol=1e-6, rtol=1e-6)
+
+
+def test_looktfmr_solves_a_subtree_like_an_instruction_of_its_own():
+    tokens, grid, _ = trials("productive", "depth5", 9)
+    model, seen = make("looktfmr", 0), []
+    hook = model.readout.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.features(tokens, grid)
+    hook.remove()  # seen[-1]: (B, O, C) after the last loop
+    for i, subtree in enumerate(([2, 4, 6, 7], [3, 5, 8, 9], [6], [7], [8], [9]), 1):
+        alone = model.features(tokens[:, subtree], grid)
+        near(seen[-1][:, i], alone)
+
+
 def test_classes_of_the_same_name_are_copies():
     texts = [Path(module_of(name).__file__).read_text(encoding="utf-8") for name in SHIPPED]
     copies = {}  # name -> the source of each class and function of this name
@@ -340,7 +418,7 @@ def test_classes_of_the_same_name_are_copies():
         for node in ast.parse(text).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name != "Model":
                 copies.setdefault(node.name, []).append(ast.get_source_segment(text, node))
-    assert len(copies["Attention"]) == 7
+    assert len(copies["Attention"]) == 8
     assert [name for name in copies if len({*copies[name]}) > 1] == []
 
 
