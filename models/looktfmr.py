@@ -8,14 +8,14 @@
         |
         |      operator    answers of its left and its right branch
         |         |            |
-    [ Block: an operator reads these, eleven tokens in all ]   x layers
+    [ Block: an operator reads itself and these: at most eleven tokens ]   x layers
     LN, readout -> 138 logits -> answers, for the next loop    x levels of the tree
 
-An operator never sees the grid, and no selector sees an operator. So what an operator does with a
-cell cannot depend on whose cell it is, and how an object is found cannot depend on what is asked
-about it. A token per property lets an operator attend to the one that it needs. Exist needs none of
-them, but whether there is such an object: the fourth token says how far the shape and the color
-that were found are from those that were asked for. Selectors and grid share a table of each.
+An operator never sees the grid, and no selector sees its operator (but GetColor and GetShape name
+one property, not two). With a token per property, an operator can attend to the one that it needs.
+Exist needs only whether there is such an object: the fourth token says how far the shape and the
+color that were found are from those that were asked for. Selectors and grid use the same embeddings
+of shapes and of colors, so that they can be compared.
 
 It is told the tree and the number of levels, like LoopTfmr, and hands on answers in the same way.
 Neural Module Networks (arXiv 1511.02799) first find, then compute; MAC networks (1803.03067) hand
@@ -91,7 +91,8 @@ class Search(nn.Module):
 
 
 class Look(nn.Module):
-    """Selectors and the shape, color and cell of objects -> four tokens for each selector."""
+    """Selectors and the shape, color and cell of objects -> four tokens for each selector. There are
+    two for each operator, N = 2 O."""
 
     def __init__(self, dim):
         super().__init__()
@@ -100,7 +101,7 @@ class Look(nn.Module):
 
     def forward(self, x, context, bias):  # (B, N, C), (B, S, 3, C) -> (B, N, 4 C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
-        found = torch.einsum("bns, bspc -> bnpc", weights, context)
+        found = torch.einsum("bns, bspc -> bnpc", weights, context)  # (B, N, 3, C)
         far = (x - found[:, :, 0] - found[:, :, 1]).pow(2).mean(2)[:, :, None, None]  # 0: it fits
         fit = (self.fits + far * self.differs) / (1 + far)
         return torch.cat([found, fit], 2).flatten(2)
@@ -129,7 +130,7 @@ class Model(nn.Module):
         most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        count = torch.cat([shape > 0, is_empty.sum(1, True)], 1)  # 0: a trial has fewer objects
+        count = torch.cat([shape > 0, is_empty.sum(1, True)], 1)  # 0 for padding
         none = torch.zeros_like(cell[:, :1])
         shape, color = torch.cat([shape, none], 1), torch.cat([color, none], 1)
         cell = torch.cat([cell, none + len(data.CELLS)], 1)
@@ -159,7 +160,8 @@ class Model(nn.Module):
         bias = self.bias_of(operators).flatten(0, 1)[:, None, None]  # (B O, 1, 1, 11)
         known = torch.zeros(B, 2 * O + 1, found.shape[2], device=found.device)  # no answers yet
         for _ in range(O.bit_length()):  # levels: 1, 3, 7, 15, 31 operators have 1, 2, 3, 4, 5
-            branches = known[:, 1:].unflatten(1, (O, 2)) + self.sides  # of operator i: 2 i + 1, + 2
+            # (B, O, 2, C): the answers of operators 2 i + 1 and 2 i + 2, the branches of operator i
+            branches = known[:, 1:].unflatten(1, (O, 2)) + self.sides
             x = question
             for block in self.blocks:
                 x = block(x, torch.cat([x, found, branches.flatten(0, 1)], 1), bias)
