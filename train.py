@@ -428,8 +428,8 @@ def main(argv=None):
                 print(" ".join(flags))
             return
         device = runs[0][1].device
-        print(f"Runs: {len(runs)}, on {device}, with a line every {REPORT_EVERY} steps, accuracy in "
-              "%. After a stop, the same command goes on.", flush=True)
+        print(f"Runs: {len(runs)}, on {device}, with a line every {REPORT_EVERY} steps, accuracy "
+              "in %. After a stop, the same command goes on.", flush=True)
         finished = []
         for _, args, config in runs:
             row = args.out / config["split"] / config["model"] / config["settings"]

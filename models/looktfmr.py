@@ -91,8 +91,8 @@ class Search(nn.Module):
 
 
 class Look(nn.Module):
-    """Selectors, N = 2 O of O operators, and the shape, color and cell of objects -> four tokens for
-    each selector."""
+    """The selectors, N = 2 O of O operators, and the shape, color and cell of objects -> four
+    tokens for each selector."""
 
     def __init__(self, dim):
         super().__init__()
