@@ -239,16 +239,15 @@ def find_runs(patterns):
     out. UsageError if nothing is left."""
     runs = {}  # by folder: what is found twice counts once
     for pattern in patterns:
-        top = glob.escape(str(pattern)) if Path(pattern).exists() else pattern  # Windows keeps a *
+        top = glob.escape(str(pattern)) if pattern.exists() else pattern  # Windows keeps a *
         paths = [path for name in ("config.json", "result.json")
                  for path in glob.glob(f"{top}/**/{name}", recursive=True)]  # also behind links
         found = []
         for folder in sorted({Path(path).parent for path in paths}):
             try:
-                run = read_run(folder)
+                run = read_run(folder) | {"folder": folder}
                 run["ends"] = run["config"]["in_distribution"], run["config"]["hardest"]
-                run["checksums"]
-                found.append(run | {"folder": folder})
+                found.append(run)
             except (ValueError, KeyError, TypeError):
                 print(f"not shown: {folder}, damaged or not of this train.py", file=sys.stderr)
         for run in sorted(found, key=rank):
