@@ -82,10 +82,11 @@ def load(folder, trained=True):
 
 @torch.no_grad()
 def predict(function, trials, device="cpu"):
-    """The outputs of a model, or of its `features`, for trials (n, ...). Fifty at a time: at depth
-    9 that is faster than a hundred. The model gets copies, which it may change."""
+    """The outputs of a model, or of its `features`, for trials (n, ...). The model gets copies,
+    which it may change."""
+    size = 50 if device == "cpu" else 1_000  # on a CPU, a hundred are slower at depth 9
     outputs = []
-    for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
+    for tokens in zip(trials.instruction.split(size), trials.stimulus.split(size)):
         instruction, stimulus = (x.to(device, copy=True) for x in tokens)
         outputs.append(function(instruction, stimulus).cpu())
     return torch.cat(outputs)
@@ -506,31 +507,38 @@ def keys_of(instruction, stimulus):
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     return {"question": first + second + ["EOS of the question"],
             "operators": [key for key in first + second if key != "IfElse"],
+            "selectors": [key for pair in zip(first, second) for key in pair if key != "IfElse"],
             "answers": [f"answer to {key}" for key in first if key != "IfElse"],
-            "objects": cells + ["empty cells"], "grid": cells + ["empty cells", "EOS of the grid"]}
+            "objects": cells, "grid": cells + ["empty cells", "EOS of the grid"]}
 
 
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
-    that a model names, in the order of computing; and the answer. Weights are means over heads.
-    UsageError where a block has other tokens than the model says."""
+    that a model names, in the order of computing; and the answer. Weights are means over heads. In
+    LookTfmr it is each selector that looks. UsageError where a block has other tokens than the
+    model says."""
     tokens = keys_of(instruction, stimulus)
     seen = []
     features, calls = watch(model, instruction[None], stimulus[None])
     for name, block, (x, context, bias), _, row, groups in calls:
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
         keys = [key for group in groups.split() for key in tokens[group]]
-        weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)
-        weights = weights[0].mean(0)[row].tolist()
-        if len(weights) != len(keys):
-            raise UsageError(f"{name} looks at {len(weights)} tokens, but {groups!r} in `looks` "
-                             f"are {len(keys)}")
-        seen.append((name, list(zip(keys, weights))))
+        weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)[0].mean(0)
+        if weights.shape[1] != len(keys):
+            raise UsageError(f"{name} looks at {weights.shape[1]} tokens, but {groups!r} in "
+                             f"`looks` are {len(keys)}")
+        if row != "selectors":
+            seen.append((name, list(zip(keys, weights[row].tolist()))))
+            continue
+        for title, shares in zip(tokens["selectors"], weights.tolist()):
+            if title not in data.OPERATORS:  # left out: a second selector that is absent
+                seen.append((title, list(zip(keys, shares))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
 def draw_attention(run, subset, number):
-    """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop."""
+    """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop, or
+    where each selector of LookTfmr does."""
     model, config = load(run["folder"])
     groups = " ".join(groups for _, groups in getattr(model, "looks", {}).values())
     if "grid" not in groups and "objects" not in groups:
@@ -543,14 +551,17 @@ def draw_attention(run, subset, number):
     text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
             f"{data.ANSWERS[answer]}. The model says: {said}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
-            f"{number}\nAttention of the token that answers, in percent (mean over heads)\n")
-    rows = sum(name == seen[0][0] for name, _ in seen)  # loops: as often as the first one looks
-    columns = math.ceil(len(seen) / rows)
-    figure = empty_figure(4.6 * columns, 2.6 * rows + 0.17 * text.count("\n"))
+            f"{number}\nAttention in percent (mean over heads)\n")
+    loops = sum(name == seen[0][0] for name, _ in seen)  # as often as the first block looks
+    columns = len(seen) // loops if loops > 1 else min(len(seen), 4)
+    rows = math.ceil(len(seen) / columns)
+    has_words = any(isinstance(key, str) for _, look in seen for key, _ in look)
+    width = 4.6 if has_words else 2.6
+    figure = empty_figure(max(6, width * columns), 2.6 * rows + 0.17 * text.count("\n"))
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
     for i, (name, look) in enumerate(seen):
         axis = figure.add_subplot(rows, columns, i + 1)
-        loop = f", loop {i // columns + 1}" if rows > 1 else ""
+        loop = f", loop {i // columns + 1}" if loops > 1 else ""
         axis.set_title(name + loop, fontsize=9, loc="left")
         draw_look(axis, stimulus.tolist(), look)
     return figure
@@ -560,11 +571,12 @@ def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
     size, seen = data.GRID, dict(look)
+    words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
     shares = [seen.get(cell, 0) for cell in data.CELLS]
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,
                     edgecolors="0.35")
-    axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
+    axis.set(xlim=(0, 20 if words else size), ylim=(size, 0), aspect="equal")
     axis.set_axis_off()
     for (row, column), (shape, color), share in zip(data.CELLS, stimulus, shares):
         if shape:
@@ -573,7 +585,6 @@ def draw_look(axis, stimulus, look):
         if share >= 0.005:
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)
-    words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
     lines = [f"{100 * share:3.0f} % {key}" for share, key in words[:10] if share >= 0.005]
     axis.text(size + 0.5, 0, "\n".join(lines), size=8, va="top")
 
@@ -583,17 +594,17 @@ PROBES, FIT = 500, 2_000  # trials per test set; to fit a linear map
 
 
 def states(model, trials):
-    """Place -> the states (n, C) of the tokens that a model names in `looks`, after each of these
-    modules, blocks by their number in the order of computing, and the features. Left out are blocks
-    that not all trials have: FindTfmr loops until its answers stay."""
+    """Place -> the states (n, C) of the token that a model names in `looks`, after each of these
+    modules, blocks by their number in the order of computing, and the features. Selectors that look
+    are no such token."""
     places = collections.defaultdict(list)
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         features, calls = watch(model, *tokens)
         for number, (name, _, _, output, row, groups) in enumerate(calls, 1):
-            places[f"block {number}" if groups else name].append(output[:, row])
+            if row != "selectors":
+                places[f"block {number}" if groups else name].append(output[:, row])
         places["features"].append(features)
-    whole = {place: torch.cat(parts).double() for place, parts in places.items()}
-    return {place: x for place, x in whole.items() if len(x) == len(trials.answer)}
+    return {place: torch.cat(parts).double() for place, parts in places.items()}
 
 
 def similarity_ranks(x):

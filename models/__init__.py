@@ -4,7 +4,7 @@ import types
 from pathlib import Path
 
 PAPER = "rnn gru sstfmr dstfmr crossattn perceiver".split()  # in the paper's order
-ALL = [*PAPER, "mlp", "hypertfmr", "looptfmr", "findtfmr", "looktfmr"]  # of --model all
+ALL = [*PAPER, "mlp", "hypertfmr", "looptfmr", "looktfmr", "findtfmr"]  # of --model all
 
 
 def available():

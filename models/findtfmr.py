@@ -1,14 +1,13 @@
-"""FindTfmr: LoopTfmr that is not told which operators are whose branches. It finds them by itself.
+"""FindTfmr: LookTfmr that is not told which operators are whose branches. It finds them by itself.
 
-    root, left, right     root, left, right, others     objects ... EOS
-        as tokens                 as answers               |         |
-      |    |     |                     |                   |         |
-    [ Block: an operator reads its own tokens, the answers of all ]  x layers
-    [        others by a score for each, and the stimulus         ]
-    LN, readout -> 138 logits -> answers, for the next loop          until no answer changes,
-                                                                 at most ten times
+    operator      what its selectors found      answers of all other operators,
+        |            (looktfmr.py)                 by a score for each
+        |                  |                               |
+    [ Block: an operator reads itself and these                ]  x layers
+    LN, readout -> 138 logits -> answers, for the next loop    until no answer changes,
+                                                               at most ten times
 
-Number the operators in the order of the instruction, and write the numbers in binary. A branch has
+Number the operators in the order of the instruction, from 1, and write this in binary. A branch has
 its condition's number and one more digit, 0 for left and 1 for right:
 
                         1
@@ -16,22 +15,24 @@ its condition's number and one more digit, 0 for left and 1 for right:
          100      101        110      111        ... 11111 at depth 9
 
 How much an operator looks at another one's answer depends on a score, too: bilinear in the digits
-of both numbers, learned, and 0 at first. Four things are there so that what it learns from trees of
-one and of three operators holds in larger ones (models/RESULTS.md has what each is worth):
+of both numbers, learned, and 0 at first. It is told which answers are of a left and of a right
+branch, by the last digit, and in training the number of levels. Four things are there so that what
+it learns from trees of one and of three operators holds in larger ones (models/RESULTS.md has what
+each is worth):
 
     1) In training a tree lies anywhere in the largest one, so all digits are trained, as with
        randomized positions (arXiv 2305.16843).
     2) Strays lie around it, answers of operators drawn from the batch, so what is no branch is
-       ignored. None is where a branch of a leaf would be.
+       ignored. None lies where a branch of a leaf would be.
     3) Half of the steps, by lot, have one loop more than levels, so what is solved stays solved,
-       as where loops are random in number (2202.05826, 2409.15647).
+       as where loops are random in number (2202.05826).
     4) An operator does not see its own last answer, so it cannot hold on to it.
 
 The Neural Data Router (2110.07732) also learns which operator feeds which, by gates and a search
-for the nearest match. All else is as in looptfmr.py. Differs from the paper: all of it is new.
+for the nearest match. All else is as in looktfmr.py. Differs from the paper: all of it is new.
 Arguments:
 
-    strays=12     at most so many, 1 or more; each step draws their number
+    strays=12     each step draws their number, from 0 to this
 """
 import math
 
@@ -40,6 +41,7 @@ from torch import nn
 
 import data
 
+TRAINING = {"steps": 2_000}  # enough for it
 LEVELS = 5  # of the largest tree, depth 9
 LARGEST = 2 ** LEVELS - 1  # its operators
 SCALE = 2  # of digits: so a training step moves their scores four times as far
@@ -48,7 +50,7 @@ SCALE = 2  # of digits: so a training step moves their scores four times as far
 # ---- numbers ------------------------------------------------------------------------------------
 def digits(number):  # 9 numbers
     """101, say, is -1, 1, 0, 0, then 1, 1, -1, -1, then 1: the digits behind the first one (0 is
-    written as -1, none as 0), whether there is one, and a constant."""
+    written as -1, none as 0), whether each is there (1 or -1), and a constant."""
     way = [2 * int(digit) - 1 for digit in f"{number:b}"[1:]]
     none = LEVELS - 1 - len(way)
     return way + [0] * none + [1] * len(way) + [-1] * none + [1]
@@ -70,49 +72,7 @@ def place(B, O, strays):  # -> numbers (B, at most O + strays), for training
     return torch.tensor(rows)
 
 
-# ---- as in looptfmr.py --------------------------------------------------------------------------
-class Questions(nn.Module):  # first selectors, second selectors; no positions
-    def __init__(self, dim):
-        super().__init__()
-        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
-        self.shape = nn.Embedding(data.SHAPES + 1, dim)
-        self.color = nn.Embedding(data.COLORS + 1, dim)
-        self.second = nn.Parameter(torch.randn(dim))
-
-    def forward(self, operators):  # (B, O, 5) -> (B, 2 O, C), log of their counts (B, 2 O)
-        operator, shape1, color1, shape2, color2 = operators.unbind(2)  # (B, O) each
-        x = self.operator(operator)
-        first = x + self.shape(shape1) + self.color(color1)
-        second = x + self.shape(shape2) + self.color(color2) + self.second
-        count = torch.cat([torch.ones_like(shape1), shape2 > 0], 1)  # absent: log 0
-        return torch.cat([first, second], 1), count.log()
-
-
 # ---- as in sstfmr.py ----------------------------------------------------------------------------
-class Stimulus(nn.Module):
-    """Objects, one token for all empty cells, EOS. Empty cells have no position, so they are equal,
-    and n equal keys weigh as much as one whose score is log n higher."""
-
-    def __init__(self, dim):
-        super().__init__()
-        self.shape = nn.Embedding(data.SHAPES + 1, dim)
-        self.color = nn.Embedding(data.COLORS + 1, dim)
-        self.cell = nn.Embedding(len(data.CELLS), dim)
-        self.eos = nn.Parameter(torch.randn(dim))
-
-    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
-        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
-        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
-        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
-        shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        objects = self.shape(shape) + self.color(color) + self.cell(cell)
-        empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
-        x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
-        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
-        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
-        return x, count.log()
-
-
 class Attention(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
@@ -154,66 +114,125 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
+# ---- as in looktfmr.py ---------------------------------------------------------------------------
+class Search(nn.Module):  # attention with one head, whose values are the objects themselves
+    def __init__(self, dim):
+        super().__init__()
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+
+    def weights(self, x, context, bias):  # (B, N, C), (B, S, 2, C), (B, 1, 1, S) -> (B, 1, N, S)
+        keys = self.key(context[:, :, 0])  # the cell is no cue
+        scores = self.query(x) @ keys.mT / math.sqrt(x.shape[2])
+        return (scores[:, None] + bias).softmax(3)
+
+
+class Look(nn.Module):
+    """What a selector finds less what it asks for, and the cell."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.attention, self.norm1 = Search(dim), nn.LayerNorm(dim)
+
+    def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
+        weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
+        thing, cell = (weights @ part for part in context.unbind(2))
+        return torch.stack([thing - x, cell], 2)
+
+
+class Selectors(nn.Module):
+    """What the two selectors of each operator find: two tokens of the first one, two of the other
+    one."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.shape = nn.Embedding(data.SHAPES + 1, dim, padding_idx=0)  # no shape is 0
+        self.color = nn.Embedding(data.COLORS + 1, dim, padding_idx=0)
+        self.cell = nn.Embedding(len(data.CELLS), dim)
+        self.look = Look(dim)
+        self.kinds = nn.Parameter(torch.randn(4, dim))  # object 1, cell 1, object 2, cell 2
+
+    def objects(self, stimulus):  # (B, 100, 2) -> (B, S, 2, C), log of their counts (B, S)
+        """What each object is, and its cell. A trial has an object; empty cells are left out."""
+        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
+        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
+        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
+        shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
+        things = self.shape(shape) + self.color(color)
+        return torch.stack([things, self.cell(cell)], 2), (shape > 0).log()  # absent: log 0
+
+    def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
+        shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
+        asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
+        objects, log_count = self.objects(stimulus)
+        found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
+        found = found.unflatten(1, shape.shape[1:]).flatten(2, 3)  # (B, O, 4, C)
+        count = (shape + color > 0).repeat_interleave(2, 2)
+        return found + self.kinds, count.log()
+
+
 # ---- the model ----------------------------------------------------------------------------------
 class Model(nn.Module):
-    def __init__(self, dim=128, layers=3, heads=4, strays=12):
+    def __init__(self, dim=128, layers=2, heads=4, strays=12):
         super().__init__()
-        self.questions, self.stimulus = Questions(dim), Stimulus(dim)
+        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
+        self.selectors = Selectors(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.bind = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(),
-                                  nn.Linear(4 * dim, dim))
         self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.strays = strays
-        self.looks = {"blocks": (0, "operators answers grid")}  # for eval.py
+        self.looks = {"selectors.look": ("selectors", "objects")}  # for eval.py
         table = torch.tensor([digits(number) for number in range(1, LARGEST + 1)]).float()
-        self.register_buffer("digits", SCALE * table, persistent=False)
+        self.register_buffer("table", SCALE * table, persistent=False)  # (31, 9)
         self.match = nn.Parameter(torch.zeros(heads, 9, 9))  # digits of who looks, of who is seen
         self.apply(init)
+        self.selectors.look.attention.query.weight.data.mul_(0.3)  # init knows Attention alone
 
     def scores(self, numbers):  # (1 or B, N) -> (1 or B, H, N, N), of who looks, of who is seen
-        d = self.digits[numbers - 1]  # (1 or B, N, 9)
+        d = self.table[numbers - 1]  # (1 or B, N, 9)
         return torch.einsum("bni, hij, bmj -> bhnm", d, self.match, d)
 
-    def bias_of(self, numbers, O, S):  # -> (1 or B, H, 2 O, 2 O + N + S)
+    def bias_of(self, numbers, log_count):  # (1 or B, N), (B, O, 5) -> (B, H, O, 5 O + N)
+        B, O, _ = log_count.shape
         own = torch.eye(O, numbers.shape[1], device=numbers.device) > 0  # (O, N)
         answers = self.scores(numbers)[:, :, :O].masked_fill(own, -math.inf)  # of all others
-        tokens = torch.zeros_like(answers[..., :O]).masked_fill(~own[:, :O], -math.inf)
-        stimulus = torch.zeros_like(answers[..., :1]).expand(-1, -1, -1, S)
-        rows = torch.cat([tokens, tokens, answers, stimulus], 3)
-        return torch.cat([rows, rows], 2)  # of first and of second tokens; all see the stimulus
+        others = ~own[:, :O].repeat_interleave(5, 1)  # (O, 5 O)
+        tokens = log_count.flatten(1)[:, None].masked_fill(others, -math.inf)[:, None]  # its own
+        tokens = tokens.expand(-1, answers.shape[1], -1, -1)  # (B, H, O, 5 O)
+        return torch.cat([tokens, answers.expand(B, -1, -1, -1)], 3)
 
     def solve(self, operators, numbers, stimulus):  # (B, O, 5), (1 or B, N), (B, 100, 2)
         """The vectors from which operators answer, (B, O, C). N numbers: theirs, then strays'."""
-        questions, x_log_count = self.questions(operators)  # (B, 2 O, C), (B, 2 O)
-        objects, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
-        objects = objects + self.bind(objects)
-        B, O = operators.shape[:2]
-        S, N = objects.shape[1], numbers.shape[1]
-        zeros = x_log_count.new_zeros(B, N)  # log 1: an answer is there once
-        bias = torch.cat([x_log_count, zeros, y_log_count], 1)[:, None, None]
-        bias = bias + self.bias_of(numbers, O, S)
-        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # their answers are strays
+        B, O, N = *operators.shape[:2], numbers.shape[1]
+        question = self.operator(operators[:, :, 0])  # (B, O, C)
+        found, log_count = self.selectors(operators, stimulus)  # (B, O, 4, C), (B, O, 4)
+        log_count = torch.cat([log_count.new_zeros(B, O, 1), log_count], 2)
+        bias = self.bias_of(numbers, log_count)
+        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # whose answers are strays
         sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C); an odd number is right
         known, said = sides, torch.full_like(operators[:, :, 0], -1)  # no answers yet
         loops = 2 * LEVELS  # at most
         if self.training:
             loops = O.bit_length() + torch.randint(2, ()).item()  # one for each level, or one more
         for _ in range(loops):
-            x = questions
+            x = question
             for block in self.blocks:
-                x = block(x, torch.cat([x, known, objects], 1), bias)  # (B, 2 O, C)
-            features = self.norm(x[:, :O])  # (B, O, C)
-            answers = self.readout(features).softmax(2)  # (B, O, 138)
-            before, said = said, answers.argmax(2)
-            changed = self.training | (said != before).any(1)[:, None, None]  # (B, 1, 1)
-            if not (self.training or changed.any()):  # no any() in training: it waits for the GPU
-                break
-            answers = answers @ self.answers  # (B, O, C)
+                tokens = torch.cat([x[:, :, None], found], 2).flatten(1, 2)  # (B, 5 O, C)
+                x = block(x, torch.cat([tokens, known], 1), bias)  # (B, O, C)
+            features = self.norm(x)  # (B, O, C)
+            logits = self.readout(features)  # (B, O, 138)
+            answers = logits.softmax(2) @ self.answers  # (B, O, C)
             borrowed = answers.detach().flatten(0, 1)[drawn]
+            answers = torch.cat([answers, borrowed], 1) + sides  # (B, N, C)
+            if self.training:
+                known = answers
+                continue
+            before, said = said, logits.argmax(2)
+            changed = (said != before).any(1)  # (B,)
+            if not changed.any():
+                break
             # a trial that is done keeps what it knows: for it, more loops repeat the last one
-            known = torch.where(changed, torch.cat([answers, borrowed], 1) + sides, known)
+            known = torch.where(changed[:, None, None], answers, known)
         return features
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)

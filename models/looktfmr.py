@@ -1,26 +1,25 @@
 """LookTfmr: a selector looks at the grid once; an operator thinks about what was found.
 
-    selectors          objects, empty cells
-        |                    |
+    selectors           objects
+        |                  |
     [ Look: a selector attends to the grid ]    once, by attention alone
         |
-    the shape, the color and the cell of what it found, and whether it fits: a token each
+    what it found less what it asked for, and where: two tokens
         |
         |      operator    answers of its left and its right branch
         |         |            |
-    [ Block: an operator reads itself and these: at most eleven tokens ]   x layers
+    [ Block: an operator reads itself and these: at most seven tokens ]   x layers
     LN, readout -> 138 logits -> answers, for the next loop    x levels of the tree
 
-An operator never sees the grid, and no selector sees its operator (but GetColor and GetShape name
-one property, not two). With a token per property, an operator can attend to the one that it needs.
-Exist needs only whether there is such an object: the fourth token says how far the shape and the
-color that were found are from those that were asked for. Selectors and grid use the same embeddings
-of shapes and of colors, so that they can be compared.
+No operator sees the grid, and no selector its operator. Selectors and grid use the same vectors of
+shapes and of colors, and no shape or no color is 0, so that they can be subtracted: a red a less a
+red a is nothing, so it is there; a red a less an a is red. On new pairs of operator and object,
+Exist needs the difference, GetColor the 0 (models/RESULTS.md has what each part is worth).
 
 It is told the tree and the number of levels, like LoopTfmr, and hands on answers in the same way.
 Neural Module Networks (arXiv 1511.02799) first find, then compute; MAC networks (1803.03067) hand
 on what they read from an image; Slot Attention (2006.15055) makes objects of attention, and
-relational bottlenecks (2309.06629) keep what is seen apart from what is done with it.
+relational bottlenecks (2309.06629) let only comparisons through, such as the difference here.
 
 Differs from the paper: all of it is new.
 """
@@ -31,7 +30,7 @@ from torch import nn
 
 import data
 
-FOUND = 4  # tokens of a selector: shape, color, cell, whether it fits
+TRAINING = {"steps": 2_000}  # enough for it
 
 
 # ---- as in sstfmr.py ----------------------------------------------------------------------------
@@ -76,98 +75,96 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
         module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
 
 
-# ---- the model ----------------------------------------------------------------------------------
-class Search(nn.Module):
-    """Where selectors look, by shapes and colors alone: one head."""
-
+# ---- the look -----------------------------------------------------------------------------------
+class Search(nn.Module):  # attention with one head, whose values are the objects themselves
     def __init__(self, dim):
         super().__init__()
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
 
-    def weights(self, x, context, bias):  # (B, N, C), (B, S, 3, C), (B, 1, 1, S) -> (B, 1, N, S)
-        keys = self.key(context[:, :, 0] + context[:, :, 1])  # the cell is no cue
+    def weights(self, x, context, bias):  # (B, N, C), (B, S, 2, C), (B, 1, 1, S) -> (B, 1, N, S)
+        keys = self.key(context[:, :, 0])  # the cell is no cue
         scores = self.query(x) @ keys.mT / math.sqrt(x.shape[2])
         return (scores[:, None] + bias).softmax(3)
 
 
 class Look(nn.Module):
-    """The selectors, N = 2 O of O operators, and the shape, color and cell of objects -> four
-    tokens for each selector."""
+    """What a selector finds less what it asks for, and the cell."""
 
     def __init__(self, dim):
         super().__init__()
         self.attention, self.norm1 = Search(dim), nn.LayerNorm(dim)
-        self.fits, self.differs = nn.Parameter(torch.randn(dim)), nn.Parameter(torch.randn(dim))
 
-    def forward(self, x, context, bias):  # (B, N, C), (B, S, 3, C) -> (B, N, 4 C)
+    def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
-        found = torch.einsum("bns, bspc -> bnpc", weights, context)  # (B, N, 3, C)
-        far = (x - found[:, :, 0] - found[:, :, 1]).pow(2).mean(2)[:, :, None, None]  # 0: it fits
-        fit = (self.fits + far * self.differs) / (1 + far)
-        return torch.cat([found, fit], 2).flatten(2)
+        thing, cell = (weights @ part for part in context.unbind(2))
+        return torch.stack([thing - x, cell], 2)
 
 
-class Model(nn.Module):
-    def __init__(self, dim=128, layers=3, heads=4):
+class Selectors(nn.Module):
+    """What the two selectors of each operator find: two tokens of the first one, two of the other
+    one."""
+
+    def __init__(self, dim):
         super().__init__()
-        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
-        self.shape = nn.Embedding(data.SHAPES + 1, dim)
-        self.color = nn.Embedding(data.COLORS + 1, dim)
-        self.cell = nn.Embedding(len(data.CELLS) + 1, dim)  # + 1: the last is no cell
+        self.shape = nn.Embedding(data.SHAPES + 1, dim, padding_idx=0)  # no shape is 0
+        self.color = nn.Embedding(data.COLORS + 1, dim, padding_idx=0)
+        self.cell = nn.Embedding(len(data.CELLS), dim)
         self.look = Look(dim)
-        self.kinds = nn.Parameter(torch.randn(2 * FOUND, dim))  # of found tokens
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
-        self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
-        self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
-        self.looks = {"look": (0, "objects")}  # for eval.py: the root's first selector
-        self.apply(init)
-        self.look.attention.query.weight.data.mul_(0.3)  # even attention at first
+        self.kinds = nn.Parameter(torch.randn(4, dim))  # object 1, cell 1, object 2, cell 2
 
-    def properties(self, stimulus):  # (B, 100, 2) -> (B, S, 3, C), log of their counts (B, S)
-        """Objects and one token for all empty cells: shape, color, cell of each."""
+    def objects(self, stimulus):  # (B, 100, 2) -> (B, S, 2, C), log of their counts (B, S)
+        """What each object is, and its cell. A trial has an object; empty cells are left out."""
         is_empty = stimulus[:, :, 0] == 0  # (B, 100)
         most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
         shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
-        count = torch.cat([shape > 0, is_empty.sum(1, True)], 1)  # 0 for padding
-        none = torch.zeros_like(cell[:, :1])
-        shape, color = torch.cat([shape, none], 1), torch.cat([color, none], 1)
-        cell = torch.cat([cell, none + len(data.CELLS)], 1)
-        return torch.stack([self.shape(shape), self.color(color), self.cell(cell)], 2), count.log()
+        things = self.shape(shape) + self.color(color)
+        return torch.stack([things, self.cell(cell)], 2), (shape > 0).log()  # absent: log 0
 
-    def found(self, operators, stimulus):  # (B, O, 5), (B, 100, 2) -> (B, O, 8, C)
-        _, shape1, color1, shape2, color2 = operators.unbind(2)  # (B, O) each
-        first = self.shape(shape1) + self.color(color1)
-        second = self.shape(shape2) + self.color(color2)
-        objects, log_count = self.properties(stimulus)
-        found = self.look(torch.cat([first, second], 1), objects, log_count[:, None, None])
-        first, second = found.unflatten(2, (FOUND, -1)).chunk(2, 1)  # (B, O, 4, C) each
-        return torch.cat([first, second], 2) + self.kinds
+    def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
+        shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
+        asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
+        objects, log_count = self.objects(stimulus)
+        found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
+        found = found.unflatten(1, shape.shape[1:]).flatten(2, 3)  # (B, O, 4, C)
+        count = (shape + color > 0).repeat_interleave(2, 2)
+        return found + self.kinds, count.log()
 
-    def bias_of(self, operators):  # (B, O, 5) -> (B, O, 11): 0, or -inf where there is no token
-        O = operators.shape[1]
-        there = torch.ones_like(operators[:, :, :1]).expand(-1, -1, 1 + 2 * FOUND + 2).clone()
-        there[:, :, 1 + FOUND:1 + 2 * FOUND] = operators[:, :, 3:4] > 0  # second selector
-        there[:, O // 2:, -2:] = 0  # leaves have no branches
-        return there.log()
+
+# ---- the model ----------------------------------------------------------------------------------
+class Model(nn.Module):
+    def __init__(self, dim=128, layers=2, heads=4):
+        super().__init__()
+        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
+        self.selectors = Selectors(dim)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
+        self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
+        self.looks = {"selectors.look": ("selectors", "objects")}  # for eval.py
+        self.apply(init)
+        self.selectors.look.attention.query.weight.data.mul_(0.3)  # init knows Attention alone
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         operators = data.operators_of(instruction)  # (B, O, 5)
         B, O = operators.shape[:2]
         question = self.operator(operators[:, :, 0]).flatten(0, 1)[:, None]  # (B O, 1, C)
-        found = self.found(operators, stimulus).flatten(0, 1)  # (B O, 8, C)
-        bias = self.bias_of(operators).flatten(0, 1)[:, None, None]  # (B O, 1, 1, 11)
-        known = torch.zeros(B, 2 * O + 1, found.shape[2], device=found.device)  # no answers yet
+        found, log_count = self.selectors(operators, stimulus)  # (B, O, 4, C), (B, O, 4)
+        found = found.flatten(0, 1)  # (B O, 4, C)
+        own, below = log_count.new_zeros(B, O, 1), log_count.new_zeros(B, O, 2)  # there: log 1
+        below[:, O // 2:] = -math.inf  # leaves have no branches: log 0
+        bias = torch.cat([own, log_count, below], 2).flatten(0, 1)[:, None, None]  # (B O, 1, 1, 7)
+        answers = found.new_zeros(B, O, found.shape[2])  # none yet
+        nobody = found.new_zeros(B, O + 1, found.shape[2])  # the branches that leaves do not have
         for _ in range(O.bit_length()):  # levels: 1, 3, 7, 15, 31 operators have 1, 2, 3, 4, 5
-            # (B, O, 2, C): the answers of operators 2 i + 1 and 2 i + 2, the branches of operator i
-            branches = known[:, 1:].unflatten(1, (O, 2)) + self.sides
+            known = torch.cat([answers, nobody], 1)  # (B, 2 O + 1, C)
+            # the branches of operator i are 2 i + 1 and 2 i + 2
+            branches = known[:, 1:].unflatten(1, (O, 2)) + self.sides  # (B, O, 2, C)
             x = question
             for block in self.blocks:
                 x = block(x, torch.cat([x, found, branches.flatten(0, 1)], 1), bias)
             features = self.norm(x[:, 0]).unflatten(0, (B, O))
             answers = self.readout(features).softmax(2) @ self.answers  # (B, O, C)
-            known = torch.cat([answers, torch.zeros_like(known[:, O:])], 1)
         return features[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

@@ -119,7 +119,7 @@ def test_a_step_stays_on_its_device_and_reads_one_number_at_most(name, changes, 
     with torch.device("meta"):
         model = make(name, **changes).train()
     gradients(model, data.Trials(*(x.to("meta") for x in BATCH)))
-    assert len(reads) == (name in [*COMPACT, "looktfmr"])
+    assert len(reads) == (name in [*COMPACT, "looktfmr", "findtfmr"])
 
 
 @each("name, kind", [("gru", nn.GRU), ("rnn", functools.partial(nn.RNN, nonlinearity="relu"))])
@@ -249,18 +249,18 @@ def test_a_score_of_digits_can_tell_branches_from_all_others():
     assert (scores[~is_branch] < -99).all()
 
 
-def test_findtfmr_that_finds_the_branches_is_looptfmr():
+def test_findtfmr_that_finds_the_branches_is_looktfmr():
     """And it stops by itself, one loop after the last answer."""
-    loop, find, loops = make("looptfmr"), make("findtfmr"), []
-    find.load_state_dict(loop.state_dict(), strict=False)
+    look, find, loops = make("looktfmr"), make("findtfmr"), []
+    find.load_state_dict(look.state_dict(), strict=False)
     find_branches(find)
     find.norm.register_forward_hook(lambda *_: loops.append(1))
-    for model in loop, find:  # sure of its answers
-        model.readout.weight.data.mul_(100)
+    for model in look, find:  # sure of its answers
+        model.readout.weight.data.mul_(10_000)
     for levels, depth in enumerate((1, 3, 5, 7, 9), 1):
         tokens, grid, _ = trials("productive", f"depth{depth}", 20)
         loops.clear()
-        near(find.features(tokens, grid), loop.features(tokens, grid))
+        near(find.features(tokens, grid), look.features(tokens, grid))
         assert len(loops) <= levels + 1
 
 
@@ -280,27 +280,27 @@ def test_findtfmr_trains_with_strays_and_with_a_loop_more_or_not():
     """Beside three operators are 0 to 12 strays. Half of the steps have three loops, not two."""
     model, seen, loops, numbers = make("findtfmr").train(), [], [], []
     model.blocks[0].register_forward_hook(lambda _, inputs, x: seen.append(inputs[1]))
-    others = 6 + model.stimulus(BATCH.stimulus)[0].shape[1]  # beside the answers
+    others = 3 * 5  # beside the answers: each operator and what it found
     for _ in range(100):
         seen.clear()
         model(*BATCH[:2])
         loops.append(len(seen))
         numbers += [context.shape[1] - others for context in seen]
-        known = [context[:, 6:9] for context in seen]  # a loop hands on new answers in all trials
+        known = [context[:, 15:18] for context in seen]  # a loop hands on new answers in all trials
         assert all((x != y).flatten(1).any(1).all() for x, y in zip(known, known[1:]))
     assert {*numbers} == {*range(3, 16)}
     assert {*loops} == {2, 3} and 30 < loops.count(2) < 70
 
 
 def test_trials_of_findtfmr_share_strays_but_neither_gradients_nor_places():
-    model, objects, roots = make("findtfmr").train(), [], []
+    model, found, roots = make("findtfmr").train(), [], []
     scores, model.strays = model.scores, 1
     model.scores = lambda numbers: roots.append(numbers[:, 0]) or scores(numbers)
-    model.stimulus.register_forward_hook(lambda *call: objects.append(call[2][0]))
+    model.selectors.register_forward_hook(lambda *call: found.append(call[2][0]))
     for seed in range(9):
         torch.manual_seed(seed)
         one = model(*BATCH[:2])[0].sum()
-        gradient, = torch.autograd.grad(one, objects[-1])
+        gradient, = torch.autograd.grad(one, found[-1])
         assert not gradient[1:].any() and len({*roots[-1].tolist()}) > 1
 
 
@@ -319,8 +319,9 @@ def test_operators_of_findtfmr_see_the_answers_of_all_others():
     model, biases = make("findtfmr"), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: biases.append(inputs[2]))
     model(*BATCH[:2])
-    seen = biases[0].isfinite()[:, 0, :3, 6:9]  # first tokens (of 6) look at answers, after these
-    assert seen.equal(~torch.eye(3, dtype=torch.bool).expand(12, -1, -1))
+    tokens, answers = biases[0].isfinite()[:, 0].split([15, 3], 2)  # (B, 3, 15), (B, 3, 3)
+    own = torch.eye(3, dtype=torch.bool).expand(12, -1, -1)
+    assert answers.equal(~own) and tokens.unflatten(2, (3, 5)).any(3).equal(own)
 
 
 def test_randomness_of_findtfmr_is_torchs():
@@ -336,11 +337,12 @@ def test_randomness_of_findtfmr_is_torchs():
 def test_looktfmr_sees_the_grid_by_its_looks_alone():
     """With what was found held fixed, another grid changes no answer."""
     model, (tokens, grid, _) = make("looktfmr"), BATCH
-    found = model.look(*look_inputs(model, tokens, grid))
+    look = model.selectors.look
+    found = look(*look_inputs(model, tokens, grid))
     before = model(tokens, grid)
-    model.look.forward = lambda *_: found
+    look.forward = lambda *_: found
     assert model(tokens, grid.roll(1, 0)).equal(before)
-    del model.look.forward
+    del look.forward
     assert not model(tokens, grid.roll(1, 0)).equal(before)
 
 
@@ -354,50 +356,55 @@ def test_looks_of_looktfmr_do_not_see_operators():
 
 def look_inputs(model, tokens, grid):  # what the look of LookTfmr gets
     inputs = []
-    hook = model.look.register_forward_pre_hook(lambda _, given: inputs.append(given))
-    model.found(data.operators_of(tokens), grid)
+    hook = model.selectors.look.register_forward_pre_hook(lambda _, given: inputs.append(given))
+    model.selectors(data.operators_of(tokens), grid)
     hook.remove()
     return inputs[0]
 
 
-def test_looktfmr_finds_what_a_selector_asks_for():
-    """With scores set by hand, the cell that was found is the object's, and whether it fits tells
-    an Exist, which has its shape and its color on the grid if it is False, too."""
-    model, (tokens, grid, answer) = make("looktfmr", dim=32), trials("distractor", "iid", 200)
-    for table in model.shape, model.color:  # one-hots, of other numbers
+def find_objects(model):
+    """Sets what selectors look for by hand, and returns these: shapes and colors are one-hots, of
+    other numbers, and scores are 25 for each of the two that fits."""
+    selectors = model.selectors
+    for table in selectors.shape, selectors.color:
         nn.init.zeros_(table.weight)
-    model.shape.weight.data[1:, :10] = torch.eye(10)
-    model.color.weight.data[1:, 10:20] = torch.eye(10)
-    model.look.norm1 = nn.Identity()
-    for layer in model.look.attention.query, model.look.attention.key:
-        layer.weight.data = 30 * torch.eye(32)
-    nn.init.zeros_(model.look.attention.query.bias)
-    nn.init.zeros_(model.kinds)
-    model.look.differs.data, model.look.fits.data = torch.eye(32)[31], torch.zeros(32)
-    found = model.found(tokens, grid)[:, 0, :4]  # (B, 4, C) of the first selector
-    exist, location = (tokens[:, 0, 0] == number for number in (1, 2))
-    cells = model.cell.weight[answer[location] - data.FIRST_CELL]
-    near(found[location, 2], cells)
-    far, there = found[exist, 3, 31], answer[exist] == data.TRUE
-    assert far[there].max() < 1e-4 and far[~there].min() > 0.01
+    selectors.shape.weight.data[1:, :10] = torch.eye(10)
+    selectors.color.weight.data[1:, 10:20] = torch.eye(10)
+    selectors.look.norm1 = nn.Identity()
+    search = selectors.look.attention
+    for layer in search.query, search.key:
+        layer.weight.data = 12 * torch.eye(32)  # 12 * 12 / sqrt(32): about 25
+    nn.init.zeros_(search.query.bias)
+    return selectors
 
 
-@each("objects", [(2,), (41,), (100,), (2, 6, 41, 99)])
-def test_one_token_for_empty_cells_is_exact_in_looktfmr(objects):
+def test_looktfmr_finds_what_a_selector_asks_for():
+    """With scores set by hand, the cell is the object's. What was found, less what was asked for,
+    is the color, the shape, or nothing at all, unless an Exist is False."""
+    model, (tokens, grid, answer) = make("looktfmr", dim=32), trials("distractor", "iid", 400)
+    selectors = find_objects(model)
+    nn.init.zeros_(selectors.kinds)
+    found, _ = selectors(tokens, grid)
+    thing, cell, *_ = found[:, 0].unbind(1)  # (B, C) of the first selector
+    exist, location, color, shape = (tokens[:, 0, 0] == number for number in (1, 2, 3, 4))
+    near(cell[location], selectors.cell.weight[answer[location] - data.FIRST_CELL])
+    near(thing[location], torch.zeros_like(thing[location]))
+    near(thing[color], selectors.color.weight[answer[color] - data.FIRST_COLOR + 1])
+    near(thing[shape], selectors.shape.weight[answer[shape] - data.FIRST_SHAPE + 1])
+    nothing = thing[exist].abs().amax(1) < 1e-4
+    assert nothing.equal(answer[exist] == data.TRUE)
+
+
+@each("objects", [(1,), (41,), (100,), (2, 6, 41, 99)])
+def test_looktfmr_may_leave_empty_cells_out(objects):
+    """A grid with fewer objects than others of its batch is seen as it is alone."""
     model = make("looktfmr").double()
     objects = torch.tensor(objects).repeat(12 // len(objects))[:, None]
     taken = torch.rand(12, len(data.CELLS)).argsort(1) < objects
     grid = taken[:, :, None] * torch.randint(1, data.SHAPES + 1, (*taken.shape, 2))
-    before = model(BATCH.instruction, grid)
-
-    def all_cells(stimulus):  # as objects and, behind these, as empty cells
-        shape, color = (torch.cat([part, torch.zeros_like(part)], 1) for part in stimulus.unbind(2))
-        cell = torch.arange(100).repeat(12, 1)
-        cell = torch.cat([cell, torch.full_like(cell, 100)], 1)
-        tokens = torch.stack([model.shape(shape), model.color(color), model.cell(cell)], 2)
-        return tokens, torch.cat([taken, ~taken], 1).log()
-    model.properties = all_cells
-    near(model(BATCH.instruction, grid), before, atol=1e-6, rtol=1e-6)
+    together = model(BATCH.instruction, grid)
+    alone = [model(*(part[i:i + 1] for part in (BATCH.instruction, grid))) for i in range(12)]
+    near(together, torch.cat(alone), atol=1e-6, rtol=1e-6)
 
 
 def test_looktfmr_solves_a_subtree_like_an_instruction_of_its_own():

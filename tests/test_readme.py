@@ -27,7 +27,7 @@ README, TEXT = PAGES["README.md"], "\n".join(PAGES.values())
 TABLES = re.findall(r"((?:^\|.*\n)+)\n<details>.*<code>python (.*)</code>", TEXT, re.M)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)  # language and text
 EXERCISES = re.split(r"^## \d\. ", PAGES["models/EXERCISES.md"], flags=re.M)[1:]
-OWN = r"\bex\d|mine|rows|lstm"  # a command of runs that need an edit or a training of one's own
+OWN = r"\bex\d|mine|rows"  # a command of runs that need an edit or a training of one's own
 (ROW_EVEN, ROWS), = (block.splitlines() for _, block in BLOCKS if block.startswith('"RowEven"'))
 TEMPLATE, = (block for _, block in BLOCKS if "class Model(" in block)
 SMALLER = "--steps 1 --batch-size 8 --test-trials 10 --device cpu --seed 0".split()
@@ -166,16 +166,16 @@ def test_tables_come_from_recorded_runs(monkeypatch, capsys, table, command):
 def test_rungs_have_the_numbers_of_their_runs():
     """A numbered row holds the flags of its runs, how many of them have learned, and accuracy."""
     rows = re.findall(r"^\|\d\|[^`]*`([^`]*)`[^|]*\|(.*)\|$", README, re.M)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for flags, cells in rows:
         config, = configurations(flags)
         row = Path("productive", config["model"], config["settings"])
-        folder = ROOT / "models/recorded_cosine" / row
+        folder = ROOT / "models/recorded" / row
         found = [evaluation.read(path)["accuracy"] for path in folder.rglob("result.json")]
         expected = [evaluation.percent([accuracy[f"depth{depth}"] for accuracy in found])
                     for depth in (1, 3, 5, 7, 9)]
         learned = sum(accuracy["depth3"] >= evaluation.LEARNED for accuracy in found)
-        assert cells.split("|") == [f"{learned} of {len(found)}", *expected], flags
+        assert cells.split("|") == [f"{learned}/{len(found)}", *expected], flags
 
 
 def test_recorded_runs_have_todays_defaults():
@@ -196,8 +196,7 @@ def test_recorded_weights_compute_today_what_they_did():
         then, config = evaluation.load(path.parent)
         now = module_of(config["model"]).Model(**config["model_args"])
         now.load_state_dict(then.state_dict())
-        is_old = "recorded_cosine" in path.parts  # FindTfmr draws otherwise now
-        for depth, training in ("depth3", not is_old), ("depth9", False):
+        for depth, training in ("depth3", True), ("depth9", False):
             batch, logits = data.trials("productive", depth, 12), []
             for model in then.train(training), now.train(training):
                 torch.manual_seed(0)

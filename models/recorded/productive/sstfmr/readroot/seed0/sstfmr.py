@@ -1,0 +1,156 @@
+"""SSTfmr, the single-stream Transformer: instruction and stimulus are one sequence (section 3.1).
+
+    root ... EOS    objects ... EOS     the streams meet in every block
+      |       |        |         |
+    [ Block: every token reads all ]    x (layers - 1)
+      |       |        |         |
+    [ Block: one token reads all   ]    read=eos: the last EOS, as in the paper
+                                 |      read=root: the root operator's token, our change
+                            LN, readout -> 138 logits
+
+Differs from the paper:
+
+     1) four heads, width 128 (the paper varies the layers; --layers 1 is its smallest)
+     2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64 tokens
+     3) Muon, and norms in front, not behind
+     4) empty cells have no position
+     5) keys have no bias
+     6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1
+     7) a token per selector
+     8) no dropout (the authors' release has 0.1)
+     9) positions are added once, in the release before every block, and there those of the
+        stimulus go on counting where the instruction's end
+    10) the release has one more MLP behind the last block
+
+Sizes: B trials, T rows of the instruction, N tokens of it or queries, S tokens of the stimulus, M
+keys, H heads, D numbers per head, C = dim = H D in all.
+"""
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+
+import data
+
+READ = {"eos": -1, "root": 0}  # which token of a stream
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+def sinusoids(length, dim):  # -> (length, C), of variance 1
+    wavelength = 2.5 * (64 / 2.5) ** torch.linspace(0, 1, dim // 2)  # in tokens
+    angle = 2 * math.pi * torch.arange(length)[:, None] / wavelength
+    return math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Instruction(nn.Module):  # first selectors, second selectors, EOS
+    def __init__(self, dim):
+        super().__init__()
+        if dim % 2:
+            raise data.UsageError(f"dim must be even, for sines and cosines, not {dim}")
+        self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
+        self.shape = nn.Embedding(data.SHAPES + 1, dim)
+        self.color = nn.Embedding(data.COLORS + 1, dim)
+        self.second = nn.Parameter(torch.randn(dim))
+        self.eos = nn.Parameter(torch.randn(dim))
+        self.register_buffer("place", sinusoids(data.LONGEST, dim), persistent=False)
+
+    def forward(self, instruction):  # (B, T, 5) -> (B, N, C), log of their counts (B, N)
+        operator, shape1, color1, shape2, color2 = instruction.unbind(2)  # (B, T) each
+        x = self.operator(operator) + self.place[:instruction.shape[1]]
+        first = x + self.shape(shape1) + self.color(color1)
+        second = x + self.shape(shape2) + self.color(color2) + self.second
+        one = torch.ones_like(shape1)
+        count = torch.cat([one, shape2 > 0, one[:, :1]], 1)  # absent: log 0, no attention
+        return torch.cat([first, second, self.eos.expand(len(x), 1, -1)], 1), count.log()
+
+
+class Stimulus(nn.Module):
+    """Objects, one token for all empty cells, EOS. Empty cells have no position, so they are equal,
+    and n equal keys weigh as much as one whose score is log n higher."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.shape = nn.Embedding(data.SHAPES + 1, dim)
+        self.color = nn.Embedding(data.COLORS + 1, dim)
+        self.cell = nn.Embedding(len(data.CELLS), dim)
+        self.eos = nn.Parameter(torch.randn(dim))
+
+    def forward(self, stimulus):  # (B, 100, 2) -> (B, S, C), log of their counts (B, S)
+        is_empty = stimulus[:, :, 0] == 0  # (B, 100)
+        most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
+        cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
+        shape, color = stimulus.take_along_dim(cell[:, :, None], 1).unbind(2)
+        objects = self.shape(shape) + self.color(color) + self.cell(cell)
+        empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
+        x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
+        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
+        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        return x, count.log()
+
+
+# ---- attention ----------------------------------------------------------------------------------
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        if dim % heads:
+            raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
+        self.split = heads, -1  # C = H * D
+        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
+
+    def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
+        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
+        return (scores + bias).softmax(3)
+
+    def forward(self, x, context, bias):  # -> (B, N, C)
+        v = self.value(context).unflatten(2, self.split)
+        x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
+        return self.out(x.flatten(2))
+
+
+class Block(nn.Module):  # norms in front, also of the keys
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, x, context, bias):  # -> (B, N, C)
+        x = x + self.attention(self.norm1(x), self.norm1(context), bias)
+        return x + self.mlp(self.norm2(x))
+
+
+def init(module):  # Linears: variance 1 / fan-in, biases 0
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features ** -0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, Attention):  # apply visits its Linears first
+        module.query.weight.data.mul_(0.3)  # even attention at first; variance 0.09 / fan-in
+
+
+# ---- the model ----------------------------------------------------------------------------------
+class Model(nn.Module):
+    def __init__(self, dim=128, layers=3, heads=4, read: Literal["eos", "root"] = "eos"):
+        super().__init__()
+        self.instruction, self.stimulus = Instruction(dim), Stimulus(dim)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.read = READ[read]
+        self.looks = {"blocks": (self.read, "question grid")}  # for eval.py
+        self.apply(init)
+
+    def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
+        x, x_log_count = self.instruction(instruction)  # (B, N, C), (B, N)
+        y, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
+        x = torch.cat([x, y], 1)
+        bias = torch.cat([x_log_count, y_log_count], 1)[:, None, None]  # (B, 1, 1, N + S)
+        for block in self.blocks[:-1]:
+            x = block(x, x, bias)
+        x = self.blocks[-1](x[:, self.read, None], x, bias)  # no other token is read
+        return self.norm(x)[:, 0]
+
+    def forward(self, instruction, stimulus):  # -> (B, 138)
+        return self.readout(self.features(instruction, stimulus))
