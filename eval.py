@@ -553,11 +553,9 @@ def draw_attention(run, subset, number):
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
             f"{number}\nAttention in percent (mean over heads)\n")
     loops = sum(name == seen[0][0] for name, _ in seen)  # as often as the first block looks
-    columns = len(seen) // loops if loops > 1 else min(len(seen), 4)
+    columns = len(seen) // loops if loops > 1 else min(len(seen), 2)
     rows = math.ceil(len(seen) / columns)
-    has_words = any(isinstance(key, str) for _, look in seen for key, _ in look)
-    width = 4.6 if has_words else 2.6
-    figure = empty_figure(max(6, width * columns), 2.6 * rows + 0.17 * text.count("\n"))
+    figure = empty_figure(4.6 * columns, 2.6 * rows + 0.17 * text.count("\n"))
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, family="monospace")
     for i, (name, look) in enumerate(seen):
         axis = figure.add_subplot(rows, columns, i + 1)
@@ -571,12 +569,11 @@ def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the ten words that weigh most."""
     from matplotlib.patheffects import withStroke
     size, seen = data.GRID, dict(look)
-    words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
     shares = [seen.get(cell, 0) for cell in data.CELLS]
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,
                     edgecolors="0.35")
-    axis.set(xlim=(0, 20 if words else size), ylim=(size, 0), aspect="equal")
+    axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
     axis.set_axis_off()
     for (row, column), (shape, color), share in zip(data.CELLS, stimulus, shares):
         if shape:
@@ -585,6 +582,7 @@ def draw_look(axis, stimulus, look):
         if share >= 0.005:
             axis.text(column + 0.97, row + 0.95, f"{100 * share:.0f}", size=5, color="white",
                       ha="right", **edge)
+    words = sorted(((share, key) for key, share in look if isinstance(key, str)), reverse=True)
     lines = [f"{100 * share:3.0f} % {key}" for share, key in words[:10] if share >= 0.005]
     axis.text(size + 0.5, 0, "\n".join(lines), size=8, va="top")
 
