@@ -1,5 +1,6 @@
 """Import path and small numbers of the tests. `pytest` runs the fast ones, `pytest --slow` all."""
 import pathlib
+import signal
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import train
 
 train.LOG_TRIALS, train.EARLY = 50, 3
 torch.set_num_threads(1)  # faster for small models, above all beside other jobs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's & had it ignored
 
 
 @pytest.fixture
