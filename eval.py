@@ -10,7 +10,8 @@
 
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
 the first time: result.json keeps what it measured. They build the model from the copy of its file
-in the run's folder, and stop where today's data.py draws other trials than the run was tested on.
+in the run's folder, and stop where today's data.py draws other trials than the run was tested on
+(the first 100 are compared).
 So an edit of models/ or data.py changes nothing that is said of a finished run.
 """
 import argparse
@@ -66,7 +67,8 @@ def write(path, content):
 
 def load(folder, trained=True):
     """The model of a finished run, ready to call, and its config. Or the same before training. It
-    is built from the copy of the model's file in the folder."""
+    is built from the copy of the model's file in the folder, and with the run's seed, to which it
+    sets torch's. UsageError if it does not fit today's data.py."""
     folder = Path(folder)
     config = read(folder / "result.json")["config"]
     try:
@@ -129,12 +131,12 @@ def mistakes(run, n, subset=None):
     hardest), as text."""
     trials = trials_of(run, subset or run["config"]["hardest"], 1000)
     said = predict(load(run["folder"])[0], trials).argmax(1)
-    wrong = []
-    for instruction, stimulus, answer, its_answer in zip(*trials, said):
-        if answer != its_answer:
-            wrong.append(f"{data.show((instruction, stimulus, answer))}\n"
-                         f"The model says: {data.ANSWERS[its_answer]}")
-    return "\n\n".join([f"{len(wrong)} of 1,000 are wrong."] + wrong[:n])
+    wrong = (said != trials.answer).nonzero().flatten().tolist()
+    text = f"{len(wrong)} of 1,000 are wrong."
+    for i in wrong[:n]:
+        trial = [part[i] for part in trials]
+        text += f"\n\n{data.show(trial)}\nThe model says: {data.ANSWERS[said[i]]}"
+    return text
 
 
 # ---- test sets, and what one can have without solving the task ----------------------------------
@@ -187,12 +189,14 @@ def no_binding(node, stimulus, known):
     this reader, unless there are shortcuts or objects that are never asked for. Then Exist is True
     if its shape and its color occur, and an operator on cells if it is True of these cells more
     often than of the whole grid."""
-    objects = [(cell, shape, color) for cell, (shape, color) in zip(data.CELLS, stimulus.tolist())
-               if shape]
     pools = [pool for pool in known.pools if node.operator in pool.leaves]
-    kept = [(cell, shape, color) for cell, shape, color in objects
-            if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools)]
-    cells, shapes, colors = zip(*(kept or objects))
+    objects, paired = [], []
+    for cell, (shape, color) in zip(data.CELLS, stimulus.tolist()):
+        if shape:
+            objects.append((cell, shape, color))
+            if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools):
+                paired.append((cell, shape, color))
+    cells, shapes, colors = zip(*(paired or objects))
     answers = {"GetLocation": [data.FIRST_CELL + data.CELLS.index(cell) for cell in cells],
                "GetShape": [data.FIRST_SHAPE + shape - 1 for shape in shapes],
                "GetColor": [data.FIRST_COLOR + color - 1 for color in colors]}
@@ -288,29 +292,30 @@ def comparable(runs):
 
 def rank(run):  # models in the order of ALL, others last; their defaults first
     model, settings = run["config"]["model"], run["config"]["settings"]
-    return (ALL + [model]).index(model), model, settings != "default", settings
+    place = ALL.index(model) if model in ALL else len(ALL)
+    return place, model, settings != "default", settings
 
 
 def collect(runs, per_operator=False):
     """split -> row -> test set -> accuracies, one per seed. The first rows are baselines, with one
     value, that of the most test trials. With `per_operator` there are also rows (row, kind)."""
-    table = {}
+    splits = {}
     for run in sorted(runs, key=lambda run: run["config"]["test_trials"]):  # the last one stays
-        rows = table.setdefault(run["config"]["split"], {name: {} for name in BASELINES})
+        rows = splits.setdefault(run["config"]["split"], {name: {} for name in BASELINES})
         for test, baselines in run["baselines"].items():
             for name, value in baselines.items():
                 rows[name][test] = [value]
     for run in runs:
-        rows = table[run["config"]["split"]]
+        rows = splits[run["config"]["split"]]
         for test, value in run["accuracy"].items():
             rows.setdefault(run["row"], {}).setdefault(test, []).append(value)
         kinds = run["kinds"] if per_operator else {}
         for test, values in kinds.items():
             for kind, value in values.items():
                 rows.setdefault((run["row"], kind), {}).setdefault(test, []).append(value)
-    order = [split for split in data.SPLITS if split in table]
-    order += [split for split in table if split not in data.SPLITS]  # gone since
-    return {split: {row: tests for row, tests in table[split].items() if tests} for split in order}
+    order = [split for split in data.SPLITS if split in splits]
+    order += [split for split in splits if split not in data.SPLITS]  # gone since
+    return {split: {row: tests for row, tests in splits[split].items() if tests} for split in order}
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -349,7 +354,7 @@ def split_table(split, rows, near):
     for name in names:
         lines.append([name] + [percent(rows[name].get(test, []), test == near) for test in tests])
         for key, row in rows.items():
-            if key[:1] == (name,):  # of (row, kind)
+            if isinstance(key, tuple) and key[0] == name:  # (row, kind)
                 lines.append([f"  {key[1]}"] + [percent(row.get(test, [])) for test in tests])
     return table([f"{split}, accuracy in %"] + tests, lines)
 
@@ -393,7 +398,7 @@ def empty_figure(width, height):
 
 def save(figure, path):
     formats = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:] not in formats:
+    if Path(path).suffix[1:].lower() not in formats:
         raise UsageError(f"cannot write {path}, but files in {', '.join(formats)}")
     figure.savefig(path, dpi=150, bbox_inches="tight")
     print(f"\nDrawn: {path}")
@@ -455,12 +460,12 @@ def draw_curves(runs, splits, ends, colors):
     panels = dict(zip(splits, axes))
     handles = {}
     for run in runs:
-        config = run["config"]
-        log = [line for line in run["log"] if config["in_distribution"] in line]
-        handles[run["row"]] = panels[config["split"]].plot(
-            [line["step"] for line in log], [line[config["in_distribution"]] for line in log],
-            label=run["row"], color=colors[run["row"]], linewidth=0.8, markersize=6,
-            marker=f"${config['seed']}$", markeredgewidth=0.3)[0]
+        split, near = run["config"]["split"], run["config"]["in_distribution"]
+        log = [line for line in run["log"] if near in line]
+        steps, accuracy = [line["step"] for line in log], [line[near] for line in log]
+        handles[run["row"]], = panels[split].plot(
+            steps, accuracy, label=run["row"], color=colors[run["row"]], linewidth=0.8,
+            marker=f"${run['config']['seed']}$", markersize=6, markeredgewidth=0.3)
     for split, axis in panels.items():
         near, _ = ends[split]
         axis.set(title=f"{split}: {near}", xlabel="training steps", ylim=(0, 103))
@@ -480,7 +485,7 @@ def draw_curves(runs, splits, ends, colors):
 def watch(model, instruction, stimulus):
     """The features of trials, and the calls of the modules that a model names in `looks`, in the
     order of computing: (name, module, inputs, output, row of a token, what it looks at). "blocks"
-    stands for blocks.0, blocks.1 and so on."""
+    stands for blocks.0, blocks.1 and so on. UsageError if there are none."""
     names = {module: name for name, module in model.named_modules()}
     calls = []
     looks = getattr(model, "looks", {})
@@ -493,7 +498,10 @@ def watch(model, instruction, stimulus):
             calls.append((name, module, inputs, output, row, groups))
 
     with torch.nn.modules.module.register_module_forward_hook(note):  # on every module
-        return model.features(instruction, stimulus), calls
+        features = model.features(instruction, stimulus)
+    if looks and not calls:
+        raise UsageError(f"the model has no modules {', '.join(looks)}, which its `looks` names")
+    return features, calls
 
 
 def keys_of(instruction, stimulus):
@@ -515,13 +523,16 @@ def keys_of(instruction, stimulus):
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
     that a model names, in the order of computing; and the answer. Weights are means over heads. In
-    LookTfmr it is each selector that looks. UsageError where a block has other tokens than the
-    model says."""
+    LookTfmr and FindTfmr it is each selector that looks. UsageError where a block has other tokens
+    than the model says."""
     tokens = keys_of(instruction, stimulus)
     seen = []
     features, calls = watch(model, instruction[None], stimulus[None])
     for name, block, (x, context, bias), _, row, groups in calls:
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
+        for group in groups.split():
+            if group not in tokens:
+                raise UsageError(f"{group!r} in `looks` is none of {', '.join(tokens)}")
         keys = [key for group in groups.split() for key in tokens[group]]
         weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)[0].mean(0)
         if weights.shape[1] != len(keys):
@@ -531,19 +542,21 @@ def attention_of(model, instruction, stimulus):
             seen.append((name, list(zip(keys, weights[row].tolist()))))
             continue
         for title, shares in zip(tokens["selectors"], weights.tolist()):
-            if title not in data.OPERATORS:  # left out: a second selector that is absent
+            absent = title in data.OPERATORS  # "SumOdd" alone: no second selector
+            if not absent:
                 seen.append((title, list(zip(keys, shares))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
 def draw_attention(run, subset, number):
     """Draws where the token that answers looks in a trial, in LoopTfmr with a row for each loop, or
-    where each selector of LookTfmr does."""
+    where each selector of LookTfmr or FindTfmr does. UsageError if the model has no `looks` at a
+    grid, or the run was tested on other trials."""
     model, config = load(run["folder"])
     groups = " ".join(groups for _, groups in getattr(model, "looks", {}).values())
     if "grid" not in groups and "objects" not in groups:
         raise UsageError(f"{config['model']} has no attention to the grid that could be drawn "
-                         "(models/README.md: `looks`)")
+                         "(models/README.md: `looks`): name the folder of another model")
     subset = subset or config["in_distribution"]
     trials = trials_of(run, subset, number + 1)
     instruction, stimulus, answer = (part[-1] for part in trials)
@@ -566,7 +579,8 @@ def draw_attention(run, subset, number):
 
 
 def draw_look(axis, stimulus, look):
-    """The grid in shades of attention, and beside it the ten words that weigh most."""
+    """The grid in shades of attention, and beside it the words that weigh most: ten at most, with
+    0.5 % or more."""
     from matplotlib.patheffects import withStroke
     size, seen = data.GRID, dict(look)
     shares = [seen.get(cell, 0) for cell in data.CELLS]
@@ -652,14 +666,15 @@ def measure(run):
         x, test_x = states(model, fit), states(model, test)
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
-        like = alignment(test_x["features"], test)  # in the end, of the trained one
+    like = alignment(test_x["features"], test)  # of the trained one
     found["alignment"] = dict(zip(("stimulus", "instruction", "answer"), like))
     return found
 
 
 def why_table(runs):
     """A row per split and model whose hidden states were measured, with means over these seeds. Two
-    columns say what is decoded from the best place of each seed, the next what from features."""
+    columns say what is decoded from the best place of each seed, the next what from features; these
+    and accuracy have spreads."""
     rows = {}
     for run in runs:
         if "why" in run:
@@ -685,7 +700,8 @@ def between(low, high):
     """A type for argparse: the numbers from low to high, whole ones unless high is a float."""
     def convert(text):
         with contextlib.suppress(ValueError):
-            if low <= (value := type(high)(text)) <= high:
+            value = type(high)(text)
+            if low <= value <= high:
                 return value
         kind = "an integer" if isinstance(high, int) else "a number"
         raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")

@@ -171,9 +171,13 @@ def test_a_model_that_looks_at_other_tokens_than_it_says():
     model._modules = {"layer1": model.blocks[1], **model._modules}
     model.looks = {"layer1": (0, "question grid")}  # a digit that belongs to a name
     assert [name for name, _ in attention_of(model, *TRIAL3)[0]] == ["layer1"]
-    model.looks = {"blocks": (0, "question")}
-    with pytest.raises(data.UsageError, match="blocks.0 looks at 16 tokens, but 'question' in"):
-        evaluation.attention_of(model, *TRIAL3)
+    for looks, message in [
+            ({"blocks": (0, "question")}, "blocks.0 looks at 16 tokens, but 'question' in"),
+            ({"blocks": (0, "questions grid")}, "'questions' in `looks` is none of question, oper"),
+            ({"block": (0, "question grid")}, "the model has no modules block, which its `looks`")]:
+        model.looks = looks
+        with pytest.raises(data.UsageError, match=message):
+            evaluation.attention_of(model, *TRIAL3)
 
 
 @pytest.mark.parametrize("name, changes, expected", [  # attentions: row, keys of question and grid

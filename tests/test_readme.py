@@ -168,7 +168,7 @@ def test_rungs_have_the_numbers_of_their_runs():
     rows = re.findall(r"^\|\d\|[^`]*`([^`]*)`[^|]*\|(.*)\|$", README, re.M)
     assert len(rows) == 8
     for flags, cells in rows:
-        config, = configurations(flags)
+        config, = configurations(f"--model {flags}")
         row = Path("productive", config["model"], config["settings"])
         folder = ROOT / "models/recorded" / row
         found = [evaluation.read(path)["accuracy"] for path in folder.rglob("result.json")]
