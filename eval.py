@@ -77,8 +77,8 @@ def load(folder, trained=True):
         if trained:
             model.load_state_dict(read(folder / "checkpoint.pt")["model"])
     except (RuntimeError, AttributeError) as error:  # other sizes; a name that is gone
-        raise UsageError(f"{folder} does not fit today's data.py: was an operator added?"
-                         ) from error
+        raise UsageError(f"{folder} does not fit today's data.py: it needs the one of before "
+                         "(was an operator added?)") from error
     return model.eval(), config
 
 
@@ -564,7 +564,8 @@ def draw_attention(run, subset, number):
     text = (f"{data.describe(data.evaluate(instruction, stimulus))}\n\nRight answer: "
             f"{data.ANSWERS[answer]}. The model says: {said}.\n{config['model']} "
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
-            f"{number}\nAttention in percent (mean over heads)\n")
+            f"{number}\nWhere the token that answers, or a selector, looks (in percent, mean over "
+            "heads)\n")
     loops = sum(name == seen[0][0] for name, _ in seen)  # as often as the first block looks
     columns = len(seen) // loops if loops > 1 else min(len(seen), 2)
     rows = math.ceil(len(seen) / columns)
@@ -587,8 +588,12 @@ def draw_look(axis, stimulus, look):
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,
                     edgecolors="0.35")
+    ticks = {"ticks": [i + 0.5 for i in range(size)], "labels": range(size)}
+    axis.set_xticks(**ticks)
+    axis.set_yticks(**ticks)
+    axis.tick_params(length=0, labelsize=5, pad=1)
+    axis.spines[:].set_visible(False)
     axis.set(xlim=(0, 20), ylim=(size, 0), aspect="equal")
-    axis.set_axis_off()
     for (row, column), (shape, color), share in zip(data.CELLS, stimulus, shares):
         if shape:
             axis.text(column + 0.5, row + 0.5, data.SHAPE_NAMES[shape - 1],
@@ -746,6 +751,9 @@ def main(argv=None):
                       if split.endswith("_release") == release}
             if ground:
                 print(f"\n{verdict_table(names, ground, ends)}")
+        if finished:
+            print("\nNot learned: less than 95 % in distribution, this number. Chance, no binding, "
+                  "condition-blind: without\nsolving the task (models/RESULTS.md).")
         weights = [run for run in finished if (run["folder"] / "checkpoint.pt").exists()]
         for run in tqdm(weights if args.why else (), "measuring hidden states", leave=False,
                         disable=None):
@@ -754,12 +762,15 @@ def main(argv=None):
                 path = run["folder"] / "result.json"
                 write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
         unmeasured = args.why and not any("why" in run for run in finished)
-        if args.subset:  # of runs on several splits, those that have it
+        if not weights and (args.show or args.attention or unmeasured):
+            raise UsageError("none of these runs is finished and has weights (checkpoint.pt); "
+                             "models/RESULTS.md names recorded ones that have")
+        if args.subset and weights:  # of runs on several splits, those that have it
+            split = weights[0]["config"]["split"]
             weights = [run for run in weights
                        if args.subset in data.SPLITS.get(run["config"]["split"], ())]
-        if not weights and (args.show or args.attention or unmeasured):
-            raise UsageError("none of these runs is finished, has weights (checkpoint.pt) and the "
-                             "test set of --subset; models/RESULTS.md names recorded ones")
+            if not weights:
+                data.find(split, args.subset)  # a UsageError that names those it has
         if args.why:
             print(f"\n{why_table(finished)}")
         if args.show:

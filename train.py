@@ -246,7 +246,7 @@ def prepare(config, folder, again):
         for other in sorted(folder.parent.glob("seed*")):
             if different := differences(other, config, code):
                 raise UsageError(f"{other} was made otherwise ({'; '.join(different)}): choose "
-                                 "another --out, or add --again, with all seeds")
+                                 "another --out, or start anew with --again and all seeds")
     if result.exists() and read(result)["config"]["test_trials"] >= config["test_trials"]:
         return True  # else fit tests it again, with more trials
     folder.mkdir(parents=True, exist_ok=True)
@@ -259,8 +259,10 @@ def prepare(config, folder, again):
 
 
 def differences(folder, config, code):
-    """In what a run was made otherwise than with this configuration and code: settings, files."""
-    if not (folder / "config.json").exists():
+    """In what a run was made otherwise than with this configuration and code: settings, files.
+    Before its first checkpoint, at step 10, a run may still change."""
+    begun = (folder / "checkpoint.pt").exists() or (folder / "result.json").exists()
+    if not begun or not (folder / "config.json").exists():
         return []
     made = read(folder / "config.json")
     found = []
@@ -428,8 +430,8 @@ def main(argv=None):
                 print(" ".join(flags))
             return
         device = runs[0][1].device
-        print(f"Runs: {len(runs)}, on {device}, with a line every {REPORT_EVERY} steps, accuracy "
-              "in %. After a stop, the same command goes on.", flush=True)
+        print(f"Runs: {len(runs)}, on {device}, with a line every {EARLY} steps, later "
+              f"{REPORT_EVERY}, accuracy in %. After a stop, the same command goes on.", flush=True)
         finished = []
         for _, args, config in runs:
             row = args.out / config["split"] / config["model"] / config["settings"]

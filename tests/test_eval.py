@@ -377,13 +377,14 @@ def test_rows_have_an_order_and_say_where_they_come_from(tmp_path, capsys, monke
         tables = output(capsys, *folders).out.split("\n\n")
         return [{line.split("|")[1].strip(): line.split("|")[-2].strip()
                  for line in table.strip().splitlines()[2:]} for table in tables]
-    first, _, second, _, summary, release = rows("a")
+    first, _, second, _, summary, release, _ = rows("a")
     order = ["rnn", "rnn (dim7)", "sstfmr", "looptfmr", "authors", "mine"]
     assert [*first] == ["chance", *order] and first["rnn"] == "55.0±7.1"
     assert [*second] == ["chance", "condition-blind", *order]
     assert [*summary] == order and summary["rnn"] == "not learned 50.0 (0/1)"
     assert [*release] == ["rnn"]  # a table of its own
-    *_, table = output(capsys, "a/systematic3", "a/distractor").out.split("\n\n")
+    *_, table, note = output(capsys, "a/systematic3", "a/distractor").out.split("\n\n")
+    assert note.startswith("Not learned: less than 95 %")
     assert table.splitlines()[0].split()[5:] == [
         "distractor:", "distractors40", "|", "systematic3:", "ood", "|"]  # in the order of SPLITS
     assert [cell.strip() for cell in table.splitlines()[2].split("|")[2:4]] == [
@@ -543,7 +544,7 @@ def test_rows_of_a_picture_have_colors_of_their_own_and_are_not_too_many(tmp_pat
 
 @pytest.mark.parametrize("model, flags, says", [
     ("sstfmr", "--attention a.png --subset depth3",
-     "none of these runs is finished, has weights (checkpoint.pt) and the test set of --subset"),
+     "systematic1 has no subset depth3; it has "),
     ("mlp", "--attention a.png", "mlp has no attention to the grid that could be drawn"),
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "No such file or directory: 'no/a.png'"),
@@ -573,8 +574,8 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
      "does not fit today's data.py"),
     ("result.json", lambda text: b"", "", "there is nothing to show"),
     ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
-    ("checkpoint.pt", None, "--show 1", "none of these runs is finished, has weights"),
-    ("checkpoint.pt", None, "--why", "none of these runs is finished, has weights")],
+    ("checkpoint.pt", None, "--show 1", "none of these runs is finished and has weights"),
+    ("checkpoint.pt", None, "--why", "none of these runs is finished and has weights")],
     ids=["split", "shown", "states", "drawn", "dim", "empty", "cut", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, capsys, file, content, flags, says):
     change(finished / file, content)

@@ -137,7 +137,9 @@ def test_settings_that_differ_have_folders_that_do_or_are_told_apart(
              for value in values.split()]
     assert len({*names}) == len(names) and re.fullmatch("[A-Za-z0-9.%-]+", "".join(names))
     first, second = (configurations(f"--model mine --kind {kind}")[0] for kind in "Aa")
-    train.prepare(first, tmp_path / "seed0", False)
+    train.prepare(second, tmp_path / "seed0", False)
+    train.prepare(first, tmp_path / "seed0", False)  # nothing is learned so far: it starts anew
+    (tmp_path / "seed0/checkpoint.pt").touch()
     with pytest.raises(data.UsageError, match="was made otherwise .settings kindA; model_"):
         train.prepare(second, tmp_path / "seed0", False)
 
@@ -259,7 +261,7 @@ def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     assert result["log"][-1]["step"] == 12 and [*result["log"][0]] == header
     before, (out, err) = contents(folder), capsys.readouterr()
     assert f"{folder}, from step 0\n" in out and f"step 10  trials 80  loss {log[3][2]}" in err
-    assert "Runs: 1, on cpu, with a line every 500 steps, accuracy in %." in out
+    assert "Runs: 1, on cpu, with a line every 3 steps, later 500, accuracy in %." in out
     assert "systematic1, accuracy in %" in out
     run(tmp_path, "--steps", "12")  # is done
     again = capsys.readouterr().out
@@ -393,7 +395,7 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "learn", lambda *of: (
         seen.append((tmp_path / "out.txt").read_text()), learn(*of))[1])
     run(tmp_path)
-    assert "Runs: 1, on cpu, with a line every 500 steps, accuracy in %." in seen[0]
+    assert "Runs: 1, on cpu, with a line every 3 steps, later 500, accuracy in %." in seen[0]
     assert "seed0, from step 0" in seen[0]
 
 
@@ -420,7 +422,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     change(finished / file, lambda text: text + b"# a comment\n")
     out, before = finished.parents[3], contents(finished)
     line, = refusal(capsys, train, *tiny("--out", out))
-    assert line.endswith(": choose another --out, or add --again, with all seeds")
+    assert line.endswith(": choose another --out, or start anew with --again and all seeds")
     diff, = re.findall(r"seed0 was made otherwise \((diff .*)\): ", line)
     _, old, new = shlex.split(diff)  # to be pasted
     assert Path(old) == finished / file and Path(new).name == file and Path(new).exists()
