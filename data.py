@@ -268,7 +268,8 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
     if sum(len(node.pairs) for node in tree) + len(distractors) > len(CELLS):
         raise RunOut
     grid, anywhere = {}, []
-    for i in path[::-1] + [i for i in range(len(tree)) if i not in path]:
+    others = [i for i in range(len(tree)) if i not in path]
+    for i in path[::-1] + others:
         operator, pairs, truth = tree[i]
         if holds := OPERATORS[operator].holds:
             cells, decoy = draw_cells(holds, truth, len(pairs), grid, shortcuts, rng)
@@ -287,7 +288,8 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
 
 
 def draw_cells(holds, truth, number, grid, shortcuts, rng):
-    """Rule 5: cells that give the drawn truth, and a decoy's cell that would reverse it."""
+    """Rule 5: cells that give the drawn truth, and a decoy's cell that would reverse it (with
+    `shortcuts`, just another cell)."""
     free = [cell for cell in CELLS if cell not in grid]
     replaced = rng.randrange(number)  # the object that would reverse the truth from there
     for _ in range(300):
@@ -349,7 +351,8 @@ def stream(name, subset, depth, numbers):
 
 
 def trials(split, subset, n, *, seed=0, depth=None):
-    """The first n Trials of a set. A set of several depths needs `depth`."""
+    """The first n Trials of a set. A set of several depths needs `depth`. Of "train" these are not
+    the trials of Batches. UsageError where a name, n or depth is wrong."""
     chosen = find(split, subset)
     if depth is None and len(chosen.depths) == 1:
         depth = chosen.depths[0]
@@ -417,9 +420,13 @@ def answer_of(operator, grid, found):
     cells = tuple(matches[0] for matches in found)
     if holds := OPERATORS[operator].holds:
         return TRUE if holds(cells) else FALSE
-    (row, column), (shape, color) = cells[0], grid[cells[0]]
-    return {"GetLocation": FIRST_CELL + GRID * row + column, "GetShape": FIRST_SHAPE + shape - 1,
-            "GetColor": FIRST_COLOR + color - 1}[operator]
+    row, column = cells[0]
+    shape, color = grid[cells[0]]
+    if operator == "GetLocation":
+        return FIRST_CELL + GRID * row + column
+    if operator == "GetShape":
+        return FIRST_SHAPE + shape - 1
+    return FIRST_COLOR + color - 1  # GetColor
 
 
 def descend(solved, i=0):
@@ -439,7 +446,7 @@ def solve(instruction, stimulus):
 
 # ---- for people ---------------------------------------------------------------------------------
 def words(shape, color):
-    """What a token asks for, such as "red a"; 0 is left out."""
+    """A selector in words, such as "red a"; 0 is left out."""
     names = []
     if color:
         names.append(COLOR_NAMES[color - 1])

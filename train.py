@@ -61,8 +61,9 @@ def fit(config, folder, again=False, workers=0):
     split, device = config["split"], config["device"]
     steps, size = config["steps"], config["batch_size"]
     batches = data.Batches(split, size, config["seed"], config["train_size"])
-    model, optimizers = build(config)
-    if prepare(config, folder, again):
+    model, optimizers = build(config)  # where it fails, there is no folder
+    finished = prepare(config, folder, again)
+    if finished:
         print(f"{folder} is finished", flush=True)
         return
     files = Files(folder)
@@ -106,7 +107,7 @@ def fit(config, folder, again=False, workers=0):
 
     result = score(model.eval(), split, config["test_trials"], device)
     result["checksums"] = {test: checksum(split, test) for test in result["accuracy"]}
-    result = {"config": read(folder / "config.json"), **result, "log": rows}
+    result = {"config": read(folder / "config.json") | config, **result, "log": rows}
     files.write("result.json", json.dumps(result, indent=1).encode())
 
 
@@ -210,8 +211,9 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's momentum
             several = max(1, 2 ** 20 // (rows * columns))  # more numbers leave a CPU's cache
-            updates = [update for part in torch.stack(nesterov).split(several)
-                       for update in orthogonal(part)]
+            updates = []
+            for part in torch.stack(nesterov).split(several):
+                updates.extend(orthogonal(part))
             scale = max(1, rows / columns) ** 0.5
             torch._foreach_mul_(matrices, 1 - group["lr"] * DECAY)
             torch._foreach_sub_(matrices, updates, alpha=group["lr"] * scale)
@@ -235,7 +237,8 @@ def orthogonal(x):  # (matrices, rows, columns)
 def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
     code there. UsageError if that run, or another seed beside it, was made otherwise: seeds of a
-    row differ in nothing else. With `again` that run is removed, and the others are not asked."""
+    row differ in nothing else. With `again` that run is removed, and the others are not asked.
+    UsageError also if a finished run is to be tested again, but has no weights."""
     model = available()[config["model"]]
     code = {Path(data.__file__): data.SOURCE, Path(__file__): SOURCE, model: model.read_bytes()}
     result = folder / "result.json"
@@ -249,6 +252,8 @@ def prepare(config, folder, again):
                                  "another --out, or start anew with --again and all seeds")
     if result.exists() and read(result)["config"]["test_trials"] >= config["test_trials"]:
         return True  # else fit tests it again, with more trials
+    if result.exists() and not (folder / "checkpoint.pt").exists():
+        raise UsageError(f"{folder} has no weights (checkpoint.pt) to test with more trials")
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in code.items():
         write(folder / path.name, content)
@@ -304,7 +309,7 @@ def save(files, model, optimizers, state):
     writer.writerows(state["rows"])
     files.write("log.csv", log.getvalue().encode())
     buffer = io.BytesIO()  # torch.save to a file does not raise OSError where the disk is full
-    cuda = torch.cuda.get_rng_state_all()[:1] if torch.cuda.is_initialized() else []
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     torch.save(state | {"model": model.state_dict(), "random": torch.get_rng_state(), "cuda": cuda,
                         "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, buffer)
     files.write("checkpoint.pt", buffer.getvalue())
@@ -346,7 +351,7 @@ def parser_of(model=None):
     add = parser.add_argument_group("each run").add_argument
     whole = between(1, 10 ** 9)
     add("--test-trials", type=whole, default=2_000,
-        help="per test set, at the end; the study's runs have 10000")
+        help="per test set, at the end; with more, finished runs are tested again")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
     add("--again", action="store_true", help="start it anew if it was made otherwise")
     add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
@@ -373,9 +378,11 @@ def parser_of(model=None):
     signature = inspect.signature(module_of(model).Model, eval_str=True)
     for name, parameter in signature.parameters.items():
         default, kind = parameter.default, type(parameter.default)
-        is_literal = typing.get_origin(parameter.annotation) is typing.Literal
-        choices = typing.get_args(parameter.annotation) if is_literal else None
-        if kind not in (bool, int, float, str) or default not in (choices or [default]):
+        choices = None
+        if typing.get_origin(parameter.annotation) is typing.Literal:
+            choices = typing.get_args(parameter.annotation)
+        one_of_them = choices is None or default in choices
+        if kind not in (bool, int, float, str) or not one_of_them:
             raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
                              "bool, an int, a float, a str, or one of its choices")
         if name in taken:
@@ -385,7 +392,8 @@ def parser_of(model=None):
         if kind is bool:
             options = {"action": argparse.BooleanOptionalAction}
         elif kind is int:
-            options["type"] = between(min(1, default), 10 ** 9)
+            low = min(1, default)  # 0 only where the default is 0
+            options["type"] = between(low, 10 ** 9)
         flag = f"--{name.replace('_', '-')}"
         add(flag, default=default, help="(default: %(default)s)", **options)
     return parser
@@ -394,12 +402,15 @@ def parser_of(model=None):
 def configurations(chosen, others):
     """For each run its flags, all its arguments, and its configuration: all that decides its
     numbers. `chosen` are the flags that say which runs, `others` those of every run, as text."""
-    chosen = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(chosen)
-    splits = [name for name in data.SPLITS if name in chosen["split"]
-              or "all" in chosen["split"] and not name.endswith("_release")]
-    parsers = {model: parser_of(model) for model in available()
-               if model in chosen["model"] or "all" in chosen["model"] and model in ALL}
-    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(chosen["seed"])):
+    asked = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(chosen)
+    if "all" in asked["model"]:
+        asked["model"] = asked["model"] + ALL
+    if "all" in asked["split"]:
+        ours = [name for name in data.SPLITS if not name.endswith("_release")]
+        asked["split"] = asked["split"] + ours
+    splits = [name for name in data.SPLITS if name in asked["split"]]
+    parsers = {name: parser_of(name) for name in available() if name in asked["model"]}
+    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(asked["seed"])):
         flags = ["--model", model, "--split", split, "--seed", str(seed)] + others
         args = parsers[model].parse_args(others)
         names = inspect.signature(module_of(model).Model).parameters
