@@ -88,7 +88,7 @@ def check(folder, *arguments):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """The working directory: there are the recorded runs."""
-    for folder in "models/recorded", "models/recorded_cosine", "models/exercises":
+    for folder in "models/recorded", "models/exercises":
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / ".github").mkdir()  # for the pictures
     monkeypatch.chdir(tmp_path)
