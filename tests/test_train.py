@@ -278,7 +278,7 @@ def test_reports_are_often_at_first(tmp_path, monkeypatch):
     assert steps == [10, *range(100, 1001, 100), 1500, 2000, 2100]
 
 
-def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch):
+def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch, capsys):
     before = read(finished / "result.json")
     monkeypatch.setattr(train, "learn", None)
     run(finished.parents[3], "--test-trials", "70")
@@ -286,6 +286,10 @@ def test_another_number_of_test_trials_tests_again_without_training(finished, mo
     assert after["config"] == before["config"] | {"test_trials": 70}
     assert after["log"] == before["log"] and after["baselines"] != before["baselines"]
     run(finished.parents[3], "--test-trials", "60")  # fewer replace nothing
+    assert read(finished / "result.json") == after
+    (finished / "checkpoint.pt").unlink()
+    more = tiny("--out", finished.parents[3], "--test-trials", "80")
+    assert "has no weights (checkpoint.pt) to test with more" in refusal(capsys, train, *more)[0]
     assert read(finished / "result.json") == after
 
 
