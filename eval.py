@@ -752,8 +752,8 @@ def main(argv=None):
             if ground:
                 print(f"\n{verdict_table(names, ground, ends)}")
         if finished:
-            print("\nNot learned: less than 95 % in distribution, this number. Chance, no binding, "
-                  "condition-blind: without\nsolving the task (models/RESULTS.md).")
+            print("\nNot learned: less than 95 % in distribution, which is the number shown. "
+                  "Baselines: models/RESULTS.md.")
         weights = [run for run in finished if (run["folder"] / "checkpoint.pt").exists()]
         for run in tqdm(weights if args.why else (), "measuring hidden states", leave=False,
                         disable=None):
