@@ -290,6 +290,21 @@ def comparable(runs):
     return list(shown.values())
 
 
+def with_weights(runs, subset=None):
+    """The runs whose weights are here; with `subset`, those on splits that have it. UsageError if
+    there are none."""
+    found = [run for run in runs if (run["folder"] / "checkpoint.pt").exists()]
+    if not found:
+        raise UsageError("none of these runs is finished and has weights (checkpoint.pt); "
+                         "models/RESULTS.md names recorded ones that have")
+    if subset is None:
+        return found
+    having = [run for run in found if subset in data.SPLITS.get(run["config"]["split"], ())]
+    if not having:
+        data.find(found[0]["config"]["split"], subset)  # a UsageError that names those it has
+    return having
+
+
 def rank(run):  # models in the order of ALL, others last; their defaults first
     model, settings = run["config"]["model"], run["config"]["settings"]
     place = ALL.index(model) if model in ALL else len(ALL)
@@ -380,6 +395,22 @@ def verdict_table(names, splits, ends):
         for name, line in lines.items():
             line.append(verdict(rows[name][near], rows[name][far]) if name in rows else "")
     return table(header, [line for line in lines.values() if any(line[1:])])
+
+
+def print_tables(runs, ends, per_operator):
+    """A table per split, then the verdicts: on trials without shortcuts, then on their twins, which
+    have them."""
+    for split, rows in collect(runs, per_operator).items():
+        print(f"\n{split_table(split, rows, ends[split][0])}")
+    names = dict.fromkeys(run["row"] for run in runs)
+    splits = collect(runs)
+    for release in False, True:
+        alike = {split: rows for split, rows in splits.items()
+                 if split.endswith("_release") == release}
+        if alike:
+            print(f"\n{verdict_table(names, alike, ends)}")
+    print("\nNot learned: less than 95 % in distribution, which is the number shown. Baselines: "
+          "models/RESULTS.md.")
 
 
 # ---- pictures -----------------------------------------------------------------------------------
@@ -676,6 +707,18 @@ def measure(run):
     return found
 
 
+def measure_all(runs):
+    """Measures the hidden states of runs, once: their result.json keeps it. UsageError if there is
+    nothing to show, as no run was measured or has weights."""
+    if not any("why" in run for run in runs):
+        with_weights(runs)
+    todo = [run for run in runs if "why" not in run and (run["folder"] / "checkpoint.pt").exists()]
+    for run in tqdm(todo, "measuring hidden states", leave=False, disable=None):
+        run["why"] = measure(run)
+        path = run["folder"] / "result.json"
+        write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
+
+
 def why_table(runs):
     """A row per split and model whose hidden states were measured, with means over these seeds. Two
     columns say what is decoded from the best place of each seed, the next what from features; these
@@ -741,49 +784,24 @@ def main(argv=None):
         if len(finished) < len(runs):
             print(f"not finished: {len(runs) - len(finished)} of {len(runs)} runs; --curves draws "
                   "them, too", file=sys.stderr)
-        splits = collect(finished)
         ends = {run["config"]["split"]: run["ends"] for run in runs}
-        for split, rows in collect(finished, args.per_operator).items():
-            print(f"\n{split_table(split, rows, ends[split][0])}")
-        names = dict.fromkeys(run["row"] for run in finished)
-        for release in False, True:  # trials without shortcuts, then their twins
-            ground = {split: rows for split, rows in splits.items()
-                      if split.endswith("_release") == release}
-            if ground:
-                print(f"\n{verdict_table(names, ground, ends)}")
         if finished:
-            print("\nNot learned: less than 95 % in distribution, which is the number shown. "
-                  "Baselines: models/RESULTS.md.")
-        weights = [run for run in finished if (run["folder"] / "checkpoint.pt").exists()]
-        for run in tqdm(weights if args.why else (), "measuring hidden states", leave=False,
-                        disable=None):
-            if "why" not in run:
-                run["why"] = measure(run)
-                path = run["folder"] / "result.json"
-                write(path, json.dumps(read(path) | {"why": run["why"]}, indent=1).encode())
-        unmeasured = args.why and not any("why" in run for run in finished)
-        if not weights and (args.show or args.attention or unmeasured):
-            raise UsageError("none of these runs is finished and has weights (checkpoint.pt); "
-                             "models/RESULTS.md names recorded ones that have")
-        if args.subset and weights:  # of runs on several splits, those that have it
-            split = weights[0]["config"]["split"]
-            weights = [run for run in weights
-                       if args.subset in data.SPLITS.get(run["config"]["split"], ())]
-            if not weights:
-                data.find(split, args.subset)  # a UsageError that names those it has
+            print_tables(finished, ends, args.per_operator)
         if args.why:
+            measure_all(finished)
             print(f"\n{why_table(finished)}")
         if args.show:
-            for run in weights:
+            for run in with_weights(finished, args.subset):
                 print(f"\n{run['folder']}: {mistakes(run, args.show, args.subset)}")
         if args.plot and not finished:
             raise UsageError("none of these runs is finished: --curves draws them")
         if args.plot:
-            save(draw_accuracy(splits, ends, colors_of(finished)), args.plot)
+            save(draw_accuracy(collect(finished), ends, colors_of(finished)), args.plot)
         if args.curves:
             save(draw_curves(runs, collect(runs), ends, colors_of(runs)), args.curves)
         if args.attention:
-            save(draw_attention(weights[0], args.subset, args.trial), args.attention)
+            run = with_weights(finished, args.subset)[0]
+            save(draw_attention(run, args.subset, args.trial), args.attention)
 
 
 if __name__ == "__main__":
