@@ -400,10 +400,10 @@ def verdict_table(names, splits, ends):
 def print_tables(runs, ends, per_operator):
     """A table per split, then the verdicts: on trials without shortcuts, then on their twins, which
     have them."""
-    for split, rows in collect(runs, per_operator).items():
+    splits = collect(runs, per_operator)
+    for split, rows in splits.items():
         print(f"\n{split_table(split, rows, ends[split][0])}")
     names = dict.fromkeys(run["row"] for run in runs)
-    splits = collect(runs)
     for release in False, True:
         alike = {split: rows for split, rows in splits.items()
                  if split.endswith("_release") == release}
@@ -708,10 +708,10 @@ def measure(run):
 
 
 def measure_all(runs):
-    """Measures the hidden states of runs, once: their result.json keeps it. UsageError if there is
-    nothing to show, as no run was measured or has weights."""
+    """Measures the hidden states of runs with weights, once: result.json keeps what it finds.
+    UsageError if no run has weights, and none was measured before."""
     if not any("why" in run for run in runs):
-        with_weights(runs)
+        with_weights(runs)  # for its UsageError
     todo = [run for run in runs if "why" not in run and (run["folder"] / "checkpoint.pt").exists()]
     for run in tqdm(todo, "measuring hidden states", leave=False, disable=None):
         run["why"] = measure(run)
