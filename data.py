@@ -69,7 +69,9 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
 GETS = "GetLocation", "GetColor", "GetShape"
 PARITIES = "SumEven", "SumOdd", "ProductEven", "ProductOdd"
 IF_ELSE = list(OPERATORS).index("IfElse") + 1
-OPERATOR_ROWS = [0, 2, 3, *range(6, 10), *range(14, 22), *range(30, 46)]  # others are IfElses
+# The rows of an instruction that are a level's operators, from and up to; others are IfElses.
+LEVELS = (0, 1), (2, 4), (6, 10), (14, 22), (30, 46)
+OPERATOR_ROWS = [row for start, end in LEVELS for row in range(start, end)]
 LONGEST = OPERATOR_ROWS[-1] + 1  # 46 rows, at depth 9
 
 
@@ -130,26 +132,33 @@ def find(split, name):
     without a comma."""
     leaves = [operator for operator in OPERATORS if operator != "IfElse"]
     conditions = [operator for operator in leaves if operator not in GETS]  # True or False
-    choices = [(f"objects of {key}", OPERATORS[key].objects, (1, 2)) for key in leaves]
+    for operator in leaves:
+        check(f"objects of {operator}", OPERATORS[operator].objects, (1, 2))
     subsets = SPLITS.get(split, {})
     for key, subset in subsets.items():
         where = f"{split}/{key}:"
-        if not isinstance(subset, Subset) or {type(pool) for pool in subset.pools} != {Pool}:
+        has_pools = isinstance(subset, Subset) and isinstance(subset.pools, tuple)
+        if not has_pools or {type(pool) for pool in subset.pools} != {Pool}:
             raise UsageError(f"{where} must be like Subset((Pool(),)), not {subset}")
-        choices += [(f"{where} depths", subset.depths, (1, 3, 5, 7, 9)),
-                    (f"{where} distractors", subset.distractors, range(1, len(CELLS)))]
+        check(f"{where} depths", subset.depths, (1, 3, 5, 7, 9))
+        if key != "train" and len(subset.depths) > 1:
+            raise UsageError(f"{where} a test set has one depth, not {subset.depths}")
+        check(f"{where} distractors", subset.distractors, range(1, len(CELLS)))
         for pool in subset.pools:
-            choices += [(f"{where} leaves", pool.leaves, leaves),
-                        (f"{where} conditions", pool.conditions, conditions),
-                        (f"{where} shapes", pool.shapes, range(SHAPES)),
-                        (f"{where} colors", pool.colors, range(COLORS))]
-    for what, chosen, allowed in choices:
-        if not isinstance(chosen, (tuple, range)) or not chosen or not set(chosen) <= set(allowed):
-            raise UsageError(f"{what} must be some of {', '.join(map(str, allowed))}, as a tuple "
-                             f"such as ({allowed[0]!r},), not {chosen!r}")
+            check(f"{where} leaves", pool.leaves, leaves)
+            check(f"{where} conditions", pool.conditions, conditions)
+            check(f"{where} shapes", pool.shapes, range(SHAPES))
+            check(f"{where} colors", pool.colors, range(COLORS))
     if name not in subsets:
         raise UsageError(f"{split} has no subset {name}; it has {', '.join(subsets)}")
     return subsets[name]
+
+
+def check(what, chosen, allowed):
+    """UsageError unless `chosen` is a tuple or range of some of what is allowed."""
+    if not isinstance(chosen, (tuple, range)) or not chosen or not set(chosen) <= set(allowed):
+        raise UsageError(f"{what} must be some of {', '.join(map(str, allowed))}, as a tuple "
+                         f"such as ({allowed[0]!r},), not {chosen!r}")
 
 
 def tests_of(split):
@@ -204,22 +213,31 @@ def draw(subset, depth, rng):
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
         for _ in range(20):  # first with the same operators: new ones favor those that fail less
-            with contextlib.suppress(RunOut):
-                pairs, spare = draw_pairs(names, counts, pool, subset.shortcuts, rng)
-                tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
-                path, i = [], 0
-                while i < len(tree):
-                    path.append(i)
-                    i = 2 * i + 1 if tree[i].truth else 2 * i + 2
-                distractors = rng.choices(spare, k=number)
-                return tree, path, draw_grid(tree, path, distractors, subset.shortcuts, rng)
+            try:
+                return draw_with(names, counts, pool, number, subset.shortcuts, rng)
+            except RunOut:
+                continue
     raise UsageError(f"at depth {depth} with {number} distractors, cells or pairs run out, or an "
                      f"operator is almost always True or False: {pool}")
 
 
+def draw_with(names, counts, pool, number, shortcuts, rng):
+    """... with these operators, numbers of objects and number of distractors, or RunOut."""
+    pairs, spare = draw_pairs(names, counts, pool, shortcuts, rng)
+    tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
+    path = []
+    i = 0
+    while i < len(tree):
+        path.append(i)
+        i = 2 * i + 1 if tree[i].truth else 2 * i + 2
+    distractors = rng.choices(spare, k=number)
+    return tree, path, draw_grid(tree, path, distractors, shortcuts, rng)
+
+
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
-    asked, shown = set(), set()  # pairs that some operator asks for; that it may show on the grid
+    asked = set()  # pairs that some operator asks for
+    shown = set()  # pairs that one may show on the grid
     pairs = {}
     first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
@@ -267,7 +285,8 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
     """Rules 2, 3 and 5: {cell: (shape, color)} of all objects. The path gets decoys first."""
     if sum(len(node.pairs) for node in tree) + len(distractors) > len(CELLS):
         raise RunOut
-    grid, anywhere = {}, []
+    grid = {}
+    anywhere = []  # pairs that may lie in any cell
     others = [i for i in range(len(tree)) if i not in path]
     for i in path[::-1] + others:
         operator, pairs, truth = tree[i]
@@ -313,7 +332,8 @@ class Trials(NamedTuple):
 
 def encode(tree, path, grid):
     """A drawn trial as instruction (T, 5), stimulus (100, 2) and answer."""
-    names, rows = list(OPERATORS), OPERATOR_ROWS[:len(tree)]
+    names = list(OPERATORS)
+    rows = OPERATOR_ROWS[:len(tree)]
     instruction = [[IF_ELSE, 0, 0, 0, 0]] * (rows[-1] + 1)
     for row, (operator, pairs, _) in zip(rows, tree):
         token = [names.index(operator) + 1]
@@ -339,7 +359,7 @@ def encode(tree, path, grid):
 
 def operators_of(instruction):
     """Instructions (..., T, 5) without their IfElses."""
-    levels = [instruction[..., 2 * n - 2:3 * n - 2, :] for n in (1, 2, 4, 8, 16)]  # n operators each
+    levels = [instruction[..., start:end, :] for start, end in LEVELS]
     return torch.cat(levels, -2)  # slices: an index would wait for the GPU
 
 
@@ -369,7 +389,8 @@ class Batches(torch.utils.data.Dataset):
     the depths in turn."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
-        self.name, self.subset = f"training {seed} {split}", find(split, "train")
+        self.name = f"training {seed} {split}"
+        self.subset = find(split, "train")
         self.size = batch_size
         self.per_depth = train_size // len(self.subset.depths) if train_size else None
         if train_size and self.per_depth < batch_size:
@@ -377,7 +398,8 @@ class Batches(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         turn, which = divmod(i, len(self.subset.depths))
-        depth, numbers = self.subset.depths[which], range(turn * self.size, (turn + 1) * self.size)
+        depth = self.subset.depths[which]
+        numbers = range(turn * self.size, (turn + 1) * self.size)
         if self.per_depth:  # a fixed set, reshuffled each epoch; what fills no batch is left out
             epoch, place = divmod(turn, self.per_depth // self.size)
             seed = random.Random(f"order {self.name} {depth} {epoch}").getrandbits(32)

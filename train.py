@@ -58,8 +58,10 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the defau
 def fit(config, folder, again=False, workers=0):
     """Trains a run from where it stands to its end, tests it, and writes its result. Nothing is
     left to do for a run that is finished."""
-    split, device = config["split"], config["device"]
-    steps, size = config["steps"], config["batch_size"]
+    split = config["split"]
+    steps = config["steps"]
+    size = config["batch_size"]
+    device = config["device"]
     batches = data.Batches(split, size, config["seed"], config["train_size"])
     model, optimizers = build(config)  # where it fails, there is no folder
     finished = prepare(config, folder, again)
@@ -68,8 +70,10 @@ def fit(config, folder, again=False, workers=0):
         return
     files = Files(folder)
     state = restore(folder, model, optimizers)
-    step, rows = state["step"], state["rows"]
-    sums = state["sums"].to(device)  # of loss and accuracy, since the last row of the log
+    step = state["step"]
+    rows = state["rows"]  # of the log
+    since = state["since"]  # the step of the last row
+    sums = state["sums"].to(device)  # of loss and accuracy, since then
     print(f"{folder}, from step {step:,}", flush=True)
 
     loader = DataLoader(batches, batch_size=None, sampler=range(step, steps), num_workers=workers,
@@ -86,7 +90,7 @@ def fit(config, folder, again=False, workers=0):
             sums += learn(model, optimizers, batch, rate, device)
             step += 1
             if step % 10 == 0 or step in reports:  # reading a number waits for the GPU
-                loss, accuracy = (sums / (step - state["since"])).tolist()
+                loss, accuracy = (sums / (step - since)).tolist()
                 bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{accuracy:.1%}")
                 if not math.isfinite(loss):
                     raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
@@ -96,14 +100,17 @@ def fit(config, folder, again=False, workers=0):
                        "seconds": round(time.perf_counter() - began, 1)}
                 bar.write("  ".join(f"{name} {value:,}" for name, value in row.items()), sys.stderr)
                 rows.append(row)
-                state["since"] = step
+                since = step
                 sums.zero_()
             if step in reports or stops:
-                state |= {"step": step, "sums": sums.cpu(), "seconds": time.perf_counter() - began}
+                state = {"step": step, "rows": rows, "since": since, "sums": sums.cpu(),
+                         "seconds": time.perf_counter() - began}
                 save(files, model, optimizers, state)
                 if stops:
-                    print(f"\nStopped after step {step:,}.", flush=True)
-                    raise KeyboardInterrupt
+                    break
+    if stops:
+        print(f"\nStopped after step {step:,}.", flush=True)
+        raise KeyboardInterrupt
 
     result = score(model.eval(), split, config["test_trials"], device)
     result["checksums"] = {test: checksum(split, test) for test in result["accuracy"]}
@@ -266,10 +273,12 @@ def prepare(config, folder, again):
 def differences(folder, config, code):
     """In what a run was made otherwise than with this configuration and code: settings, files.
     Before its first checkpoint, at step 10, a run may still change."""
-    begun = (folder / "checkpoint.pt").exists() or (folder / "result.json").exists()
-    if not begun or not (folder / "config.json").exists():
+    if (folder / "result.json").exists():
+        made = read(folder / "result.json")["config"]
+    elif (folder / "checkpoint.pt").exists() and (folder / "config.json").exists():
+        made = read(folder / "config.json")
+    else:
         return []
-    made = read(folder / "config.json")
     found = []
     for name in config:
         if name not in ("seed", "device", "test_trials") and made.get(name) != config[name]:
@@ -331,8 +340,7 @@ def restore(folder, model, optimizers):
 
 # ---- the command line ---------------------------------------------------------------------------
 def parser_of(model=None):
-    """The flags that say which runs to make; and, of a model, all others: of each run, of the
-    recipe (with TRAINING as defaults) and the arguments of its constructor."""
+    """The flags that say which runs to make and, of a model, all others."""
     parser = argparse.ArgumentParser(  # without usage, so that an error is one line
         "train.py", usage=argparse.SUPPRESS, add_help=model is not None, allow_abbrev=False,
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
@@ -346,18 +354,29 @@ def parser_of(model=None):
     add("--seed", type=between(0, 2 ** 63 - 1), **several,
         help="of the weights and the training trials (default: 0)")
     add("--list", action="store_true", help="print the flags of each run, a line each, and stop")
-    if model is None:
-        return parser
+    if model is not None:
+        add_run(parser)
+        add_recipe(parser, model)
+        add_arguments(parser, model)
+        parser.prog = f"train.py --model {model}"
+    return parser
+
+
+def add_run(parser):
     add = parser.add_argument_group("each run").add_argument
-    whole = between(1, 10 ** 9)
-    add("--test-trials", type=whole, default=2_000,
+    add("--test-trials", type=between(1, 10 ** 9), default=2_000,
         help="per test set, at the end; with more, finished runs are tested again")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
     add("--again", action="store_true", help="start it anew if it was made otherwise")
     add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
     add("--workers", type=between(0, 64), default=4 if "cuda" in DEVICES else 0,
         help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
+
+
+def add_recipe(parser, model):
+    """Flags of the recipe. Their defaults are TRAINING, above, and that of the model's file."""
     add = parser.add_argument_group("training").add_argument
+    whole = between(1, 10 ** 9)
     add("--steps", type=whole, help="batches to train on")
     add("--batch-size", type=whole, help="trials per batch")
     add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
@@ -366,18 +385,23 @@ def parser_of(model=None):
     add("--schedule", choices=["cooldown", "constant"],
         help="of the rate; cooldown: it falls to 0 in the last fifth of the steps")
     parser.set_defaults(**TRAINING)
-    own = getattr(module_of(model), "TRAINING", {})
     parser.prog = f"train.py: TRAINING of {model}"  # a mistake there ends like one in a flag
-    for name in own.keys() - TRAINING.keys():
-        parser.error(f"there is no {name}")
-    flags = [f"--{name.replace('_', '-')}={own[name]}" for name in own if own[name] is not None]
-    parser.set_defaults(**vars(parser.parse_args(flags)))
-    parser.prog = f"train.py --model {model}"
-    taken = vars(parser.parse_args([])).keys() | {"model", "split", "seed", "help"}
+    typed = []
+    for name, value in getattr(module_of(model), "TRAINING", {}).items():
+        if name not in TRAINING:
+            parser.error(f"there is no {name}")
+        if value != TRAINING[name]:
+            typed.append(f"--{name.replace('_', '-')}={value}")
+    parser.set_defaults(**vars(parser.parse_args(typed)))
+
+
+def add_arguments(parser, model):
+    """A flag for each argument of the model's constructor. UsageError where there can be none."""
     add = parser.add_argument_group("the model, as its file explains").add_argument
     signature = inspect.signature(module_of(model).Model, eval_str=True)
     for name, parameter in signature.parameters.items():
-        default, kind = parameter.default, type(parameter.default)
+        default = parameter.default
+        kind = type(default)
         choices = None
         if typing.get_origin(parameter.annotation) is typing.Literal:
             choices = typing.get_args(parameter.annotation)
@@ -385,9 +409,6 @@ def parser_of(model=None):
         if kind not in (bool, int, float, str) or not one_of_them:
             raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
                              "bool, an int, a float, a str, or one of its choices")
-        if name in taken:
-            raise UsageError(f"{model}: Model cannot have an argument {name}: train.py has a flag "
-                             "of this name")
         options = {"type": kind, "choices": choices}
         if kind is bool:
             options = {"action": argparse.BooleanOptionalAction}
@@ -395,8 +416,11 @@ def parser_of(model=None):
             low = min(1, default)  # 0 only where the default is 0
             options["type"] = between(low, 10 ** 9)
         flag = f"--{name.replace('_', '-')}"
-        add(flag, default=default, help="(default: %(default)s)", **options)
-    return parser
+        try:
+            add(flag, default=default, help="(default: %(default)s)", **options)
+        except argparse.ArgumentError as error:
+            raise UsageError(f"{model}: Model cannot have an argument {name}: train.py has a flag "
+                             "of this name") from error
 
 
 def configurations(chosen, others):
@@ -416,17 +440,22 @@ def configurations(chosen, others):
         names = inspect.signature(module_of(model).Model).parameters
         arguments = {name: vars(args)[name] for name in names}
         recipe = {name: vars(args)[name] for name in TRAINING}
-        values = recipe | arguments
-        order = dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(arguments)])
-        changed = [f"{name.replace('_', '')}{values[name]}" for name in order
-                   if name in values and values[name] != parsers[model].get_default(name)]
         yield flags, args, {
             "split": split, "in_distribution": data.in_distribution(split),
             "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
-            "settings": urllib.parse.quote("-".join(changed), safe="") or "default",
+            "settings": settings_of(recipe | arguments, parsers[model]),
             "model_args": arguments, **recipe, "muon_ratio": MUON_RATIO, "momentum": MOMENTUM,
             "weight_decay": DECAY, "cooldown": COOLDOWN,
             "test_trials": args.test_trials, "device": args.device}
+
+
+def settings_of(values, parser):
+    """The name of a row's folder: the values that differ from the model's defaults."""
+    changed = []
+    for name in dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(values)]):
+        if name in values and values[name] != parser.get_default(name):
+            changed.append(f"{name.replace('_', '')}{values[name]}")
+    return urllib.parse.quote("-".join(changed), safe="") or "default"
 
 
 def main(argv=None):
