@@ -31,6 +31,7 @@ import sys
 import uuid
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -120,8 +121,9 @@ def checksum(split, test):
 def trials_of(run, test, n, seed=0):
     """n Trials of a test set of a finished run's split. UsageError if it was tested on others."""
     split = run["config"]["split"]
-    if test in run["checksums"] and run["checksums"][test] != checksum(split, test):
-        raise UsageError(f"{run['folder']} was tested on other trials of {split}, {test} than "
+    tested = test if test in run["checksums"] else run["config"]["hardest"]  # not train
+    if run["checksums"][tested] != checksum(split, tested):
+        raise UsageError(f"{run['folder']} was tested on other trials of {split}, {tested} than "
                          "today's data.py draws")
     return data.trials(split, test, n, seed=seed)
 
@@ -190,28 +192,35 @@ def no_binding(node, stimulus, known):
     if its shape and its color occur, and an operator on cells if it is True of these cells more
     often than of the whole grid."""
     pools = [pool for pool in known.pools if node.operator in pool.leaves]
-    objects, paired = [], []
+    objects = []
+    paired = []
     for cell, (shape, color) in zip(data.CELLS, stimulus.tolist()):
         if shape:
             objects.append((cell, shape, color))
             if any(shape - 1 in pool.shapes and color - 1 in pool.colors for pool in pools):
                 paired.append((cell, shape, color))
-    cells, shapes, colors = zip(*(paired or objects))
-    answers = {"GetLocation": [data.FIRST_CELL + data.CELLS.index(cell) for cell in cells],
-               "GetShape": [data.FIRST_SHAPE + shape - 1 for shape in shapes],
-               "GetColor": [data.FIRST_COLOR + color - 1 for color in colors]}
-    if node.operator in answers:
-        return vote(answers[node.operator], node.answer)
-    if not known.shortcuts and len(cells) == len(objects):
+    seen = paired if paired else objects
+    cells = tuple(cell for cell, _, _ in seen)
+    shapes = [shape for _, shape, _ in seen]
+    colors = [color for _, _, color in seen]
+    if node.operator == "GetLocation":
+        return vote([data.FIRST_CELL + data.CELLS.index(cell) for cell in cells], node.answer)
+    if node.operator == "GetShape":
+        return vote([data.FIRST_SHAPE + shape - 1 for shape in shapes], node.answer)
+    if node.operator == "GetColor":
+        return vote([data.FIRST_COLOR + color - 1 for color in colors], node.answer)
+    if not known.shortcuts and len(seen) == len(objects):
         return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
         shape, color = node.selectors[0]
-        return float((shape in shapes and color in colors) == (node.answer == data.TRUE))
-    here = share_true(node.operator, len(node.selectors), cells)
-    anywhere = share_true(node.operator, len(node.selectors), tuple(data.CELLS))
-    if here == anywhere:
-        return 1 / 2
-    return float((here > anywhere) == (node.answer == data.TRUE))  # half of all are True
+        guess = shape in shapes and color in colors
+    else:
+        here = share_true(node.operator, len(node.selectors), cells)
+        anywhere = share_true(node.operator, len(node.selectors), tuple(data.CELLS))
+        if here == anywhere:
+            return 1 / 2
+        guess = here > anywhere  # half of all are True
+    return float(guess == (node.answer == data.TRUE))
 
 
 @functools.lru_cache
@@ -244,11 +253,8 @@ def find_runs(patterns):
     out. UsageError if nothing is left."""
     runs = {}  # by folder: what is found twice counts once
     for pattern in patterns:
-        top = glob.escape(str(pattern)) if pattern.exists() else pattern  # Windows keeps a *
-        paths = [path for name in ("config.json", "result.json")
-                 for path in glob.glob(f"{top}/**/{name}", recursive=True)]  # also behind links
         found = []
-        for folder in sorted({Path(path).parent for path in paths}):
+        for folder in folders_in(pattern):
             try:
                 run = read_run(folder) | {"folder": folder}
                 run["ends"] = run["config"]["in_distribution"], run["config"]["hardest"]
@@ -261,6 +267,21 @@ def find_runs(patterns):
             print(f"not shown: no run in {pattern}", file=sys.stderr)
     if not runs:
         raise UsageError("there is nothing to show: train a run with train.py")
+    name_rows(runs)
+    return comparable(runs.values())
+
+
+def folders_in(pattern):
+    """The folders of runs in or below a folder, or in those that match a pattern."""
+    top = glob.escape(str(pattern)) if pattern.exists() else pattern  # Windows keeps a *
+    paths = glob.glob(f"{top}/**/config.json", recursive=True)  # also behind links
+    paths += glob.glob(f"{top}/**/result.json", recursive=True)
+    return sorted({Path(path).parent for path in paths})
+
+
+def name_rows(runs):
+    """Gives runs, by folder, the name of their row: model, settings and, where there are several,
+    their --out."""
     outs = {folder: folder.parents[:4][-1] for folder in runs}  # <out>/<split>/<model>/...
     for folder, run in runs.items():
         run["row"] = run["config"]["model"]
@@ -268,7 +289,6 @@ def find_runs(patterns):
             run["row"] += f" ({run['config']['settings']})"
         if len(set(outs.values())) > 1:
             run["row"] = f"{os.path.relpath(outs[folder])}: {run['row']}"
-    return comparable(runs.values())
 
 
 def comparable(runs):
@@ -512,11 +532,21 @@ def draw_curves(runs, splits, ends, colors):
 
 
 # ---- inside a model: where it looks -------------------------------------------------------------
+class Call(NamedTuple):
+    """A call of a module that a model names in `looks`."""
+    name: str
+    module: torch.nn.Module
+    inputs: tuple
+    output: torch.Tensor
+    row: int | str  # of the token that answers; or "selectors", which all look
+    groups: str  # what it looks at
+
+
 @torch.no_grad()
 def watch(model, instruction, stimulus):
-    """The features of trials, and the calls of the modules that a model names in `looks`, in the
-    order of computing: (name, module, inputs, output, row of a token, what it looks at). "blocks"
-    stands for blocks.0, blocks.1 and so on. UsageError if there are none."""
+    """The features of trials, and the Calls of the modules that a model names in `looks`, in the
+    order of computing. "blocks" stands for blocks.0, blocks.1 and so on. UsageError if there are
+    none."""
     names = {module: name for name, module in model.named_modules()}
     calls = []
     looks = getattr(model, "looks", {})
@@ -526,7 +556,7 @@ def watch(model, instruction, stimulus):
         part = re.sub(r"\.\d+$", "", name)
         if part in looks:
             row, groups = looks[part]
-            calls.append((name, module, inputs, output, row, groups))
+            calls.append(Call(name, module, inputs, output, row, groups))
 
     with torch.nn.modules.module.register_module_forward_hook(note):  # on every module
         features = model.features(instruction, stimulus)
@@ -559,18 +589,21 @@ def attention_of(model, instruction, stimulus):
     tokens = keys_of(instruction, stimulus)
     seen = []
     features, calls = watch(model, instruction[None], stimulus[None])
-    for name, block, (x, context, bias), _, row, groups in calls:
+    for call in calls:
+        block = call.module
+        x, context, bias = call.inputs
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
-        for group in groups.split():
+        keys = []
+        for group in call.groups.split():
             if group not in tokens:
                 raise UsageError(f"{group!r} in `looks` is none of {', '.join(tokens)}")
-        keys = [key for group in groups.split() for key in tokens[group]]
+            keys += tokens[group]
         weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)[0].mean(0)
         if weights.shape[1] != len(keys):
-            raise UsageError(f"{name} looks at {weights.shape[1]} tokens, but {groups!r} in "
-                             f"`looks` are {len(keys)}")
-        if row != "selectors":
-            seen.append((name, list(zip(keys, weights[row].tolist()))))
+            raise UsageError(f"{call.name} looks at {weights.shape[1]} tokens, but {call.groups!r} "
+                             f"in `looks` are {len(keys)}")
+        if call.row != "selectors":
+            seen.append((call.name, list(zip(keys, weights[call.row].tolist()))))
             continue
         for title, shares in zip(tokens["selectors"], weights.tolist()):
             absent = title in data.OPERATORS  # "SumOdd" alone: no second selector
@@ -648,9 +681,10 @@ def states(model, trials):
     places = collections.defaultdict(list)
     for tokens in zip(trials.instruction.split(50), trials.stimulus.split(50)):
         features, calls = watch(model, *tokens)
-        for number, (name, _, _, output, row, groups) in enumerate(calls, 1):
-            if row != "selectors":
-                places[f"block {number}" if groups else name].append(output[:, row])
+        for number, call in enumerate(calls, 1):
+            if call.row != "selectors":
+                place = f"block {number}" if call.groups else call.name
+                places[place].append(call.output[:, call.row])
         places["features"].append(features)
     return {place: torch.cat(parts).double() for place, parts in places.items()}
 

@@ -116,9 +116,10 @@ def test_scores_and_mistakes_of_known_answers(monkeypatch):
     assert result["accuracy"]["ood"] == pytest.approx(right.mean().item())
     assert result["kinds"]["ood"]["Exist"] == pytest.approx(right[exist].mean().item())
     nearly = score(lambda *tokens: STATES["answer"](*tokens) * SIGNS, "systematic1", 20, "cpu")
-    assert {*nearly["accuracy"].values()} == {0.95} and evaluation.LEARNED == 0.95
+    assert {*nearly["accuracy"].values()} == {0.95}
     config = {"split": "systematic1", "hardest": "ood"}
-    a_run = {"folder": "perfect", "config": config, "checksums": {}}
+    checksums = {"ood": evaluation.checksum("systematic1", "ood")}
+    a_run = {"folder": "perfect", "config": config, "checksums": checksums}
     monkeypatch.setattr(evaluation, "load", lambda folder: (STATES[folder], config))
     assert mistakes(a_run | {"folder": "answer"}, 500) == "0 of 1,000 are wrong."
     wrong = (data.trials("systematic1", "iid", 1000).answer != data.TRUE).sum()
@@ -535,7 +536,6 @@ def test_rows_of_a_picture_have_colors_of_their_own_and_are_not_too_many(tmp_pat
         fake(tmp_path / f"distractor/rnn/dim{dim}/seed0", 0.5)
     colors = evaluation.colors_of(evaluation.find_runs([tmp_path]))
     assert len(colors) == len({*colors.values()}) == 16
-    assert all(max(int(color[i:i + 2], 16) for i in (1, 3, 5)) > 90 for color in colors.values())
     fake(tmp_path / "distractor/gru/default/seed0", 0.5)
     for flag in "--plot", "--curves":
         assert "17 rows cannot be read: name folders of at most 16" in refusal(
@@ -549,7 +549,6 @@ def test_rows_of_a_picture_have_colors_of_their_own_and_are_not_too_many(tmp_pat
     ("hypertfmr", "--attention a.png", "hypertfmr has no attention to the grid"),
     ("sstfmr", "--attention no/a.png", "No such file or directory: 'no/a.png'"),
     ("sstfmr", "--attention a.xyz", "cannot write a.xyz, but files in "),
-    ("sstfmr", "--curves a.png", "pictures need matplotlib: pip install matplotlib"),
     ("sstfmr", "--plot a.png", "pictures need matplotlib: pip install matplotlib")])
 def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says):
     if "matplotlib" not in says:
@@ -569,14 +568,14 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
      "gonetematic1 has no subset ood"),
     *(("result.json", lambda text: re.sub(rb'(?s)("checksums": .*?"ood": )', rb"\g<1>1", text),
        flags, "was tested on other trials of systematic1, ood than today's data.py draws")
-      for flags in ("--show 1", "--why", "--attention a.png --subset ood")),
+      for flags in ("--why", "--attention a.png --subset ood")),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's data.py"),
     ("result.json", lambda text: b"", "", "there is nothing to show"),
     ("checkpoint.pt", lambda text: text[:999], "--show 1", "checkpoint.pt is damaged: remove it"),
     ("checkpoint.pt", None, "--show 1", "none of these runs is finished and has weights"),
     ("checkpoint.pt", None, "--why", "none of these runs is finished and has weights")],
-    ids=["split", "shown", "states", "drawn", "dim", "empty", "cut", "no weights", "no states"])
+    ids=["split", "states", "drawn", "dim", "empty", "cut", "no weights", "no states"])
 def test_what_cannot_be_shown_is_said(finished, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:
@@ -600,7 +599,8 @@ def test_a_finished_run_is_judged_by_what_it_was(finished, capsys, monkeypatch):
     monkeypatch.setitem(data.OPERATORS, "SumEven", odd)
     monkeypatch.setitem(data.OPERATORS, "SumOdd", even)
     assert output(capsys, finished).out == table
-    assert "tested on other trials" in refusal(capsys, evaluation, finished, "--show", "2")[-1]
+    for flags in ("--show", "2"), ("--show", "2", "--subset", "train"):
+        assert "was tested on other trials" in refusal(capsys, evaluation, finished, *flags)[-1]
     monkeypatch.setattr(data, "SPLITS", {})
     assert output(capsys, finished).out == table
 
@@ -699,14 +699,6 @@ def test_a_finished_run_is_read_by_its_own_code(finished, student, capsys):
     assert "ReLU" in Path(module_of("sstfmr").__file__).read_text() and shown() == before
     change(finished / "sstfmr.py", lambda text: text.replace(b"GELU", b"ReLU"))
     assert shown()[0] != before[0]
-
-
-def test_logits_that_are_not_finite_are_no_answers():
-    def model(instruction, stimulus):
-        logits = torch.zeros(len(instruction), data.CLASSES)
-        return logits / (instruction.shape[1] < 22)  # not at depth 7
-    with pytest.raises(data.UsageError, match="on depth7 of productive, logits .* not finite"):
-        score(model, "productive", 20, "cpu")
 
 
 def test_curves_are_those_of_the_logs(finished, monkeypatch):
