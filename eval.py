@@ -513,7 +513,8 @@ def draw_curves(runs, splits, ends, colors):
     for run in runs:
         split, near = run["config"]["split"], run["config"]["in_distribution"]
         log = [line for line in run["log"] if near in line]
-        steps, accuracy = [line["step"] for line in log], [line[near] for line in log]
+        steps = [line["step"] for line in log]
+        accuracy = [line[near] for line in log]
         handles[run["row"]], = panels[split].plot(
             steps, accuracy, label=run["row"], color=colors[run["row"]], linewidth=0.8,
             marker=f"${run['config']['seed']}$", markersize=6, markeredgewidth=0.3)
@@ -647,7 +648,8 @@ def draw_look(axis, stimulus, look):
     """The grid in shades of attention, and beside it the words that weigh most: ten at most, with
     0.5 % or more."""
     from matplotlib.patheffects import withStroke
-    size, seen = data.GRID, dict(look)
+    size = data.GRID
+    seen = dict(look)
     shares = [seen.get(cell, 0) for cell in data.CELLS]
     edge = {"path_effects": [withStroke(linewidth=1.5, foreground="black")]}
     axis.pcolormesh(torch.tensor(shares).view(size, size), cmap="gray", vmin=-0.2, vmax=1.2,

@@ -10,10 +10,14 @@ ALL = [*PAPER, "mlp", "hypertfmr", "looptfmr", "looktfmr", "findtfmr"]  # of --m
 def available():
     """Name -> path of all models, those of ALL first. Other files that systems and editors leave
     here are passed over."""
-    found = {path.stem: path for folder in __path__ for path in sorted(Path(folder).glob("*.py"))
-             if path.stem.isidentifier() and path.is_file()
-             and b"\nclass Model" in path.read_bytes()}
-    return {name: found[name] for name in [*ALL, *found] if name in found}
+    found = {}
+    for folder in __path__:
+        for path in sorted(Path(folder).glob("*.py")):
+            if path.stem.isidentifier() and b"\nclass Model" in path.read_bytes():
+                found[path.stem] = path
+    names = [name for name in ALL if name in found]
+    names += [name for name in found if name not in ALL]
+    return {name: found[name] for name in names}
 
 
 def module_of(name, folder=None):

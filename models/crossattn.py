@@ -24,6 +24,8 @@ Differs from the paper:
      8) the cross-attention is a whole block, with an MLP and two norms of its own
      9) the MLP before the readout has three Linears, and no LayerNorm behind it
     10) no dropout (the authors' release has 0.1)
+    11) GELU, not ReLU, and none behind the last Linear of an MLP; a block's has 4 C hidden numbers,
+        in the release C
 
 The release has two classes of this kind. This one is arranged like that in which the instruction's
 EOS alone asks, once (see authors.py).

@@ -25,7 +25,8 @@ Differs from the paper:
     6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1
     7) a token per selector
     8) no dropout (the authors' release has 0.1)
-    9) GELU, not ReLU, and none behind the last Linear of the MLP
+    9) GELU, not ReLU, and none behind the last Linear of an MLP; a block's has 4 C hidden numbers,
+       in the release C
 """
 import math
 from typing import Literal

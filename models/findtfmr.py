@@ -161,12 +161,14 @@ class Selectors(nn.Module):
         return torch.stack([things, self.cell(cell)], 2), (shape > 0).log()  # absent: log 0
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
+        B, O = operators.shape[:2]
         shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
-        found = found.unflatten(1, shape.shape[1:]).flatten(2, 3)  # (B, O, 4, C)
-        count = (shape + color > 0).repeat_interleave(2, 2)
+        found = found.reshape(B, O, 4, -1)  # thing 1, cell 1, thing 2, cell 2
+        asks = shape + color > 0  # (B, O, 2)
+        count = torch.stack([asks, asks], 3).flatten(2)  # of thing and cell: (B, O, 4)
         return found + self.kinds, count.log()
 
 
@@ -203,14 +205,16 @@ class Model(nn.Module):
 
     def solve(self, operators, numbers, stimulus):  # (B, O, 5), (1 or B, N), (B, 100, 2)
         """The vectors from which operators answer, (B, O, C). N numbers: theirs, then strays'."""
-        B, O, N = *operators.shape[:2], numbers.shape[1]
+        B, O = operators.shape[:2]
+        N = numbers.shape[1]
         question = self.operator(operators[:, :, 0])  # (B, O, C)
         found, log_count = self.selectors(operators, stimulus)  # (B, O, 4, C), (B, O, 4)
         log_count = torch.cat([log_count.new_zeros(B, O, 1), log_count], 2)
         bias = self.bias_of(numbers, log_count)
         drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # whose answers are strays
         sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C); an odd number is right
-        known, said = sides, torch.full_like(operators[:, :, 0], -1)  # no answers yet
+        known = sides  # no answers yet
+        said = torch.full_like(operators[:, :, 0], -1)
         loops = 2 * LEVELS  # at most
         if self.training:
             loops = O.bit_length() + torch.randint(2, ()).item()  # one for each level, or one more
@@ -227,7 +231,8 @@ class Model(nn.Module):
             if self.training:
                 known = answers
                 continue
-            before, said = said, logits.argmax(2)
+            before = said
+            said = logits.argmax(2)
             changed = (said != before).any(1)  # (B,)
             if not changed.any():
                 break

@@ -122,12 +122,14 @@ class Selectors(nn.Module):
         return torch.stack([things, self.cell(cell)], 2), (shape > 0).log()  # absent: log 0
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
+        B, O = operators.shape[:2]
         shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
-        found = found.unflatten(1, shape.shape[1:]).flatten(2, 3)  # (B, O, 4, C)
-        count = (shape + color > 0).repeat_interleave(2, 2)
+        found = found.reshape(B, O, 4, -1)  # thing 1, cell 1, thing 2, cell 2
+        asks = shape + color > 0  # (B, O, 2)
+        count = torch.stack([asks, asks], 3).flatten(2)  # of thing and cell: (B, O, 4)
         return found + self.kinds, count.log()
 
 
@@ -151,7 +153,8 @@ class Model(nn.Module):
         question = self.operator(operators[:, :, 0]).flatten(0, 1)[:, None]  # (B O, 1, C)
         found, log_count = self.selectors(operators, stimulus)  # (B, O, 4, C), (B, O, 4)
         found = found.flatten(0, 1)  # (B O, 4, C)
-        own, below = log_count.new_zeros(B, O, 1), log_count.new_zeros(B, O, 2)  # there: log 1
+        own = log_count.new_zeros(B, O, 1)  # log 1
+        below = log_count.new_zeros(B, O, 2)
         below[:, O // 2:] = -math.inf  # leaves have no branches: log 0
         bias = torch.cat([own, log_count, below], 2).flatten(0, 1)[:, None, None]  # (B O, 1, 1, 7)
         answers = found.new_zeros(B, O, found.shape[2])  # none yet

@@ -32,6 +32,8 @@ Differs from the paper:
         and all the latents' steps share a norm
     10) the MLP before the readout has three Linears, not one
     11) no dropout (the release has 0.1)
+    12) GELU, not ReLU, and none behind the last Linear of an MLP; a block's has 4 C hidden numbers,
+        in the release C
 """
 import math
 from typing import Literal

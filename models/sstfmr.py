@@ -20,7 +20,7 @@ Differs from the paper:
      8) no dropout (the authors' release has 0.1)
      9) positions are added once, in the release before every block, and there those of the
         stimulus go on counting where the instruction's end
-    10) the release has one more MLP behind the last block
+    10) the MLP of a block ends with a Linear, in the release with a GELU
 
 Sizes: B trials, T rows of the instruction, N tokens of it or queries, S tokens of the stimulus, M
 keys, H heads, D numbers per head, C = dim = H D in all.
