@@ -217,10 +217,7 @@ class Muon(torch.optim.Optimizer):
             momenta = [self.state[matrix]["momentum"] for matrix in matrices]
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
             nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's momentum
-            several = max(1, 2 ** 20 // (rows * columns))  # more numbers leave a CPU's cache
-            updates = []
-            for part in torch.stack(nesterov).split(several):
-                updates.extend(orthogonal(part))
+            updates = list(orthogonal(torch.stack(nesterov)))
             scale = max(1, rows / columns) ** 0.5
             torch._foreach_mul_(matrices, 1 - group["lr"] * DECAY)
             torch._foreach_sub_(matrices, updates, alpha=group["lr"] * scale)
