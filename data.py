@@ -222,7 +222,7 @@ def draw(subset, depth, rng):
 
 
 def draw_with(names, counts, pool, number, shortcuts, rng):
-    """Such a trial, with these operators, numbers of objects and number of distractors. Or RunOut."""
+    """Such a trial, of these operators, numbers of objects and number of distractors; or RunOut."""
     pairs, spare = draw_pairs(names, counts, pool, shortcuts, rng)
     tree = [Node(name, pairs[i], rng.random() < 0.5) for i, name in enumerate(names)]
     path = []
