@@ -134,6 +134,8 @@ def find(split, name):
     conditions = [operator for operator in leaves if operator not in GETS]  # True or False
     for operator in leaves:
         check(f"objects of {operator}", OPERATORS[operator].objects, (1, 2))
+        if operator not in ("Exist", *GETS) and OPERATORS[operator].holds is None:
+            raise UsageError(f"{operator} needs a function of the cells of its objects")
     subsets = SPLITS.get(split, {})
     for key, subset in subsets.items():
         where = f"{split}/{key}:"
@@ -244,7 +246,8 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
     for i in first:  # they need more pairs than they ask about
         pairs[i] = draw_apart(names[i], pool, asked, shown, rng)
     others = [i for i in range(len(names)) if i not in pairs]
-    free = [(shape, color) for shape in pool.shapes for color in pool.colors]
+    free = [(shape, color) for shape, color in PAIRS
+            if shape in pool.shapes and color in pool.colors]
     free = [pair for pair in free if pair not in asked and pair not in shown]
     if len(free) < sum(counts[i] for i in others):
         raise RunOut
@@ -262,9 +265,11 @@ def draw_apart(operator, pool, asked, shown, rng):
     """The pairs of a GetColor, GetShape or Exist, so that none shows what another one asks for.
     What it asks for is added to `asked`, what it may show to `shown`."""
     for _ in range(100):
-        shape, color = rng.choice(pool.shapes), rng.choice(pool.colors)
+        shape = rng.choice(pool.shapes)
+        color = rng.choice(pool.colors)
         pairs = [(shape, color)]
-        asks, shows = {(shape, color)}, {(shape, color)}
+        asks = {(shape, color)}
+        shows = {(shape, color)}
         if operator == "GetColor":  # of b: asks for every b, and shows a red b
             asks = {(shape, any_color) for any_color in range(COLORS)}
         elif operator == "GetShape":  # of red: asks for all that is red, and shows a red b
@@ -313,7 +318,8 @@ def draw_cells(holds, truth, number, grid, shortcuts, rng):
     replaced = rng.randrange(number)  # the object that would reverse the truth from there
     for _ in range(300):
         drawn = rng.choices(free, k=number + 1)
-        cells, decoy = drawn[:-1], drawn[-1]
+        cells = drawn[:-1]
+        decoy = drawn[-1]
         with_decoy = list(cells)
         with_decoy[replaced] = decoy
         if len(set(drawn)) < len(drawn) or bool(holds(tuple(cells))) != truth:
@@ -451,9 +457,10 @@ def answer_of(operator, grid, found):
     return FIRST_COLOR + color - 1  # GetColor
 
 
-def descend(solved, i=0):
-    """The way from operator i (the root) to the one that answers for it: indices of Solved."""
+def descend(solved):
+    """The way from the root to the operator that answers: indices of Solved."""
     path = []
+    i = 0
     while i < len(solved):
         path.append(i)
         i = 2 * i + 1 if solved[i].answer == TRUE else 2 * i + 2
@@ -484,7 +491,8 @@ def describe(solved, i=0):
     question = OPERATORS[operator].question.format(objects)
     text = f"{operator}: {question}"
     if 2 * i + 1 < len(solved):
-        left, right = describe(solved, 2 * i + 1), describe(solved, 2 * i + 2)
+        left = describe(solved, 2 * i + 1)
+        right = describe(solved, 2 * i + 2)
         text = f"if {text}\nthen {left}\nelse {right}".replace("\n", "\n  ")
     return text
 
@@ -527,13 +535,13 @@ def main(argv=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--split", choices=SPLITS, default="productive", help="which split")
-    add("--subset", help="its test set, or train; None: the first test set")
+    add("--subset", help="its test set, or train; None: the one like training")
     add("--depth", type=int, help="needed where a training set has several depths")
     add("--n", type=int, default=3, help="number of trials")
     add("--seed", type=int, default=0, help="each has trials of its own; models are tested on 0")
     args = parser.parse_args(argv)
     with ending(parser):
-        subset = args.subset or tests_of(args.split)[0]
+        subset = args.subset or in_distribution(args.split)
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
         print("\n\n\n".join(map(show, zip(*made))))
 

@@ -181,7 +181,9 @@ def make_optimizers(model, name, lr):
     linears = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = linears - tables - {model.readout.weight}
-    hidden, decayed, vectors = [], [], []
+    hidden = []
+    decayed = []
+    vectors = []
     for p in model.parameters():
         if name == "muon" and p in matrices:
             hidden.append(p)

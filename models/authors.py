@@ -1,9 +1,9 @@
 """The authors' six models as released (IBM/gcog), from torch.nn's own modules: a baseline to
-compare with, and a check of the other files. Tests compare their outputs with the release's.
+compare with. Tests compare their outputs with the release's.
 
     instruction            stimulus            sstfmr     one Stream reads both; its last token
       |                       |                dstfmr     last tokens of two Streams, summed; MLP
-    [ Stream ]             [ Stream ]          crossattn  rule tokens ask stimulus tokens; MLP
+    [ Stream ]             [ Stream ]          crossattn  last rule token asks stimulus; MLP
       |                       |                perceiver  ten latents of zeros ask the rule, each
       '---- architecture -----'                           other, the stimulus, each other
                  |                             rnn, gru   rule token by rule token, with the
@@ -82,9 +82,11 @@ class Stream(nn.Module):
         tables = (nn.Embedding(size, dim) for size in sizes)
         self.embedding = Numbers(len(sizes), dim) if embed == "ids" else Embedding(tables)
         self.register_buffer("place", interleaved(LONGEST, dim), persistent=False)
-        self.dropout, self.attention = nn.Dropout(0.1), Ask(dim)
+        self.dropout = nn.Dropout(0.1)
+        self.attention = Ask(dim)
         self.mlp = mlp or relu_layers(dim, dim, dim)
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, tokens, last=False):  # (B, N, features) -> (B, N, C), or the last one alone
         x = self.embedding(tokens)
@@ -108,14 +110,17 @@ class SingleStream(nn.Module):
 class TwoStreams(nn.Module):
     def __init__(self, dim, rule, stimulus, embed):
         super().__init__()
-        self.stimulus, self.rule = Stream(dim, stimulus, embed), Stream(dim, rule, embed)
+        self.stimulus = Stream(dim, stimulus, embed)
+        self.rule = Stream(dim, rule, embed)
 
 
 class DualStream(TwoStreams):
     def __init__(self, dim, *args):
         super().__init__(dim, *args)
-        self.rule_mlp, self.stimulus_mlp = relu_layers(dim, dim), relu_layers(dim, dim)
-        self.norm1, self.mlp = nn.LayerNorm(dim), relu_layers(dim, 2 * dim, 2 * dim, dim)
+        self.rule_mlp = relu_layers(dim, dim)
+        self.stimulus_mlp = relu_layers(dim, dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = relu_layers(dim, 2 * dim, 2 * dim, dim)
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, rule, stimulus):
@@ -127,11 +132,14 @@ class DualStream(TwoStreams):
 class CrossAttn(TwoStreams):
     def __init__(self, dim, *args):
         super().__init__(dim, *args)
-        self.ask, self.norm1 = Ask(dim), nn.LayerNorm(dim)
-        self.mlp, self.norm2 = relu_layers(dim, dim, dim), nn.LayerNorm(dim)
+        self.ask = Ask(dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = relu_layers(dim, dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, rule, stimulus):
-        x, stimulus = self.rule(rule, last=True), self.stimulus(stimulus)
+        x = self.rule(rule, last=True)
+        stimulus = self.stimulus(stimulus)
         x = x + self.norm1(self.ask(x, stimulus))
         return self.norm2(self.mlp(x))[:, 0]  # nothing is added
 
@@ -142,7 +150,9 @@ class Perceiver(TwoStreams):
         self.register_buffer("zeros", torch.zeros(latents, dim), persistent=False)
         self.looks = nn.ModuleList(  # at the rule, at the stimulus
             nn.ModuleList([Ask(dim), relu_layers(dim, dim), nn.LayerNorm(dim)]) for _ in range(2))
-        self.norm, self.ask, self.mlp = nn.LayerNorm(dim), Ask(dim), relu_layers(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.ask = Ask(dim)
+        self.mlp = relu_layers(dim, dim)
 
     def forward(self, rule, stimulus):
         x = self.zeros.expand(len(rule), -1, -1)  # (B, L, C)
@@ -160,7 +170,8 @@ class Recurrent(nn.Module):
         if embed != "ids":
             raise data.UsageError("rnn and gru have no embedding")
         size = len(rule) + (len(data.CELLS) + 1) * len(stimulus)
-        self.cell, self.norm = kind(size, dim, batch_first=True), nn.LayerNorm(dim)
+        self.cell = kind(size, dim, batch_first=True)
+        self.norm = nn.LayerNorm(dim)
 
     def forward(self, rule, stimulus):
         stimulus = stimulus.flatten(1)[:, None].expand(-1, rule.shape[1], -1)
@@ -182,7 +193,8 @@ class Model(nn.Module):
         names = [*dict.fromkeys([*OPERATORS, *data.OPERATORS])]  # new ones come last
         numbers = torch.tensor([0, *(names.index(name) + 1 for name in data.OPERATORS)])
         self.register_buffer("numbers", numbers, persistent=False)  # ours -> the release's
-        shape, color = data.SHAPES + 1, data.COLORS + 1  # so many values, with 0
+        shape = data.SHAPES + 1  # so many values, with 0
+        color = data.COLORS + 1
         rule = [len(numbers), shape, color, 2, shape, color, 2, 2]  # 2: a flag
         stimulus = [color, shape, 2]
         self.encoder = ARCHITECTURES[architecture](dim, rule, stimulus, embed)
@@ -193,8 +205,8 @@ class Model(nn.Module):
         for pair in instruction[:, :, 1:3], instruction[:, :, 3:]:
             when = (pair > 0).any(2, True).int()  # is there a selector?
             rule += [pair.maximum(when), when]  # where it has no color, that is 1, like red
-        rule, stimulus = torch.cat(rule, 2), stimulus.flip(2)  # color, shape
-        rule, stimulus = (F.pad(tokens, (0, 1, 0, 1)) for tokens in (rule, stimulus))
+        rule = F.pad(torch.cat(rule, 2), (0, 1, 0, 1))
+        stimulus = F.pad(stimulus.flip(2), (0, 1, 0, 1))  # color, shape
         rule[:, -1, -1] = stimulus[:, -1, -1] = 1  # EOS
         return rule, stimulus
 

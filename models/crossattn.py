@@ -17,10 +17,11 @@ Differs from the paper:
      1) two heads, width 128
      2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64 tokens
      3) Muon, and norms in front, not behind
-     4) empty cells have no position
+     4) empty cells and EOS have no position
      5) keys have no bias
      6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1
-     7) a token per selector
+     7) a token per selector, and a vector for each operator, shape and color (in the release a
+        token is a few numbers, times one matrix)
      8) the cross-attention is a whole block, with an MLP and two norms of its own
      9) the MLP before the readout has three Linears, and no LayerNorm behind it
     10) no dropout (the authors' release has 0.1)
@@ -100,11 +101,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -117,7 +121,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -159,8 +164,10 @@ class Model(nn.Module):
         self.encode_instruction = Encoder(dim, layers, heads, READ[read])
         self.stimulus = Stimulus(dim)
         self.encode_stimulus = Encoder(dim, layers, heads)
-        self.look, self.first = Block(dim, heads), first
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.look = Block(dim, heads)
+        self.first = first
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, 2 * dim),
                                  nn.GELU(), nn.Linear(2 * dim, dim))
         self.looks = {"encode_instruction.blocks": (READ[read], "question"),  # for eval.py
@@ -170,7 +177,8 @@ class Model(nn.Module):
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         x, x_log_count = self.instruction(instruction)  # (B, N, C), (B, N)
         y, y_log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
-        y, y_bias = self.encode_stimulus(y, y_log_count), y_log_count[:, None, None]
+        y = self.encode_stimulus(y, y_log_count)
+        y_bias = y_log_count[:, None, None]
         if self.first == "read":
             x = self.look(self.encode_instruction(x, x_log_count), y, y_bias)  # (B, 1, C)
         else:

@@ -42,8 +42,8 @@ from torch import nn
 import data
 
 TRAINING = {"steps": 2_000}  # enough for it
-LEVELS = 5  # of the largest tree, depth 9
-LARGEST = 2 ** LEVELS - 1  # its operators
+LEVELS = len(data.LEVELS)  # 5, of the largest tree, depth 9
+LARGEST = len(data.OPERATOR_ROWS)  # 31, its operators
 SCALE = 2  # of digits: so a training step moves their scores four times as far
 
 
@@ -79,11 +79,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -96,7 +99,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -118,7 +122,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 class Search(nn.Module):  # attention with one head, whose values are the objects themselves
     def __init__(self, dim):
         super().__init__()
-        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim, bias=False)
 
     def weights(self, x, context, bias):  # (B, N, C), (B, S, 2, C), (B, 1, 1, S) -> (B, 1, N, S)
         keys = self.key(context[:, :, 0])  # the cell is no cue
@@ -131,7 +136,8 @@ class Look(nn.Module):
 
     def __init__(self, dim):
         super().__init__()
-        self.attention, self.norm1 = Search(dim), nn.LayerNorm(dim)
+        self.attention = Search(dim)
+        self.norm1 = nn.LayerNorm(dim)
 
     def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
@@ -162,7 +168,8 @@ class Selectors(nn.Module):
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
         B, O = operators.shape[:2]
-        shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
+        shape = operators[:, :, 1::2]  # (B, O, 2): of two selectors
+        color = operators[:, :, 2::2]
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
@@ -179,7 +186,8 @@ class Model(nn.Module):
         self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
         self.selectors = Selectors(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.strays = strays
@@ -205,38 +213,47 @@ class Model(nn.Module):
 
     def solve(self, operators, numbers, stimulus):  # (B, O, 5), (1 or B, N), (B, 100, 2)
         """The vectors from which operators answer, (B, O, C). N numbers: theirs, then strays'."""
-        B, O = operators.shape[:2]
-        N = numbers.shape[1]
         question = self.operator(operators[:, :, 0])  # (B, O, C)
         found, log_count = self.selectors(operators, stimulus)  # (B, O, 4, C), (B, O, 4)
-        log_count = torch.cat([log_count.new_zeros(B, O, 1), log_count], 2)
-        bias = self.bias_of(numbers, log_count)
-        drawn = torch.randint(B * O, (B, N - O)).to(numbers.device)  # whose answers are strays
-        sides = self.sides[numbers % 2].expand(B, -1, -1)  # (B, N, C); an odd number is right
+        one = log_count.new_zeros(*log_count.shape[:2], 1)  # log 1
+        bias = self.bias_of(numbers, torch.cat([one, log_count], 2))
+        sides = self.sides[numbers % 2].expand(len(operators), -1, -1)  # (B, N, C); odd is right
+        solve = self.solve_in_training if self.training else self.solve_until_no_change
+        return solve(question, found, sides, bias)
+
+    def loop(self, question, found, known, bias):  # -> (B, O, C)
+        x = question
+        for block in self.blocks:
+            tokens = torch.cat([x[:, :, None], found], 2).flatten(1, 2)  # (B, 5 O, C)
+            x = block(x, torch.cat([tokens, known], 1), bias)  # (B, O, C)
+        return self.norm(x)
+
+    def solve_in_training(self, question, found, sides, bias):  # -> (B, O, C)
+        B, O, _ = question.shape
+        strays = sides.shape[1] - O
+        drawn = torch.randint(B * O, (B, strays)).to(sides.device)  # whose answers are strays
         known = sides  # no answers yet
-        said = torch.full_like(operators[:, :, 0], -1)
-        loops = 2 * LEVELS  # at most
-        if self.training:
-            loops = O.bit_length() + torch.randint(2, ()).item()  # one for each level, or one more
+        loops = O.bit_length() + torch.randint(2, ()).item()  # one for each level, or one more
         for _ in range(loops):
-            x = question
-            for block in self.blocks:
-                tokens = torch.cat([x[:, :, None], found], 2).flatten(1, 2)  # (B, 5 O, C)
-                x = block(x, torch.cat([tokens, known], 1), bias)  # (B, O, C)
-            features = self.norm(x)  # (B, O, C)
+            features = self.loop(question, found, known, bias)
+            answers = self.readout(features).softmax(2) @ self.answers  # (B, O, C)
+            borrowed = answers.detach().flatten(0, 1)[drawn]  # (B, strays, C)
+            known = torch.cat([answers, borrowed], 1) + sides  # (B, N, C)
+        return features
+
+    def solve_until_no_change(self, question, found, sides, bias):  # -> (B, O, C)
+        known = sides  # no answers yet
+        said = torch.full(question.shape[:2], -1, device=sides.device)  # (B, O)
+        for _ in range(2 * LEVELS):  # at most
+            features = self.loop(question, found, known, bias)
             logits = self.readout(features)  # (B, O, 138)
-            answers = logits.softmax(2) @ self.answers  # (B, O, C)
-            borrowed = answers.detach().flatten(0, 1)[drawn]
-            answers = torch.cat([answers, borrowed], 1) + sides  # (B, N, C)
-            if self.training:
-                known = answers
-                continue
             before = said
             said = logits.argmax(2)
             changed = (said != before).any(1)  # (B,)
             if not changed.any():
                 break
             # a trial that is done keeps what it knows: for it, more loops repeat the last one
+            answers = logits.softmax(2) @ self.answers + sides  # (B, O, C)
             known = torch.where(changed[:, None, None], answers, known)
         return features
 

@@ -52,7 +52,8 @@ class Model(nn.Module):
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), 3 * dim)
         self.eos = nn.Parameter(0.01 * torch.randn(3 * dim))
         self.recurrent = nn.Linear(dim, 3 * dim)
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         for module in (self.recurrent, self.readout):
             nn.init.normal_(module.weight, std=dim ** -0.5)
             nn.init.zeros_(module.bias)
@@ -60,7 +61,8 @@ class Model(nn.Module):
     def step(self, x, state):  # (B, 3 C), (B, C) -> (B, C)
         x_reset, x_keep, x_new = x.chunk(3, 1)
         h_reset, h_keep, h_new = self.recurrent(state).chunk(3, 1)
-        reset, keep = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_keep + h_keep)
+        reset = torch.sigmoid(x_reset + h_reset)
+        keep = torch.sigmoid(x_keep + h_keep)
         new = torch.tanh(x_new + reset * h_new)  # reset after the product, as in cuDNN
         return keep * state + (1 - keep) * new
 

@@ -88,11 +88,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -105,7 +108,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -158,10 +162,14 @@ class Model(nn.Module):
         super().__init__()
         self.instruction = Instruction(dim)
         self.encode_instruction = Encoder(dim, layers, heads, read=0)
-        self.code, self.stimulus = nn.Linear(dim, code), Stimulus(dim)
-        self.look, self.value = Hypernetwork(code, dim, heads), nn.Linear(dim, dim)
-        self.think, self.conclude = Hypernetwork(code, dim, dim), Hypernetwork(code, dim, dim)
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.code = nn.Linear(dim, code)
+        self.stimulus = Stimulus(dim)
+        self.look = Hypernetwork(code, dim, heads)
+        self.value = nn.Linear(dim, dim)
+        self.think = Hypernetwork(code, dim, dim)
+        self.conclude = Hypernetwork(code, dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.looks = {"encode_instruction.blocks": (0, "question"), "code": (0, "")}  # for eval.py
         self.apply(init)
         for layer in (self.think, self.conclude):

@@ -40,11 +40,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -57,7 +60,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -79,7 +83,8 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 class Search(nn.Module):  # attention with one head, whose values are the objects themselves
     def __init__(self, dim):
         super().__init__()
-        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim, bias=False)
 
     def weights(self, x, context, bias):  # (B, N, C), (B, S, 2, C), (B, 1, 1, S) -> (B, 1, N, S)
         keys = self.key(context[:, :, 0])  # the cell is no cue
@@ -92,7 +97,8 @@ class Look(nn.Module):
 
     def __init__(self, dim):
         super().__init__()
-        self.attention, self.norm1 = Search(dim), nn.LayerNorm(dim)
+        self.attention = Search(dim)
+        self.norm1 = nn.LayerNorm(dim)
 
     def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
@@ -123,7 +129,8 @@ class Selectors(nn.Module):
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
         B, O = operators.shape[:2]
-        shape, color = operators[:, :, 1::2], operators[:, :, 2::2]  # (B, O, 2): two selectors
+        shape = operators[:, :, 1::2]  # (B, O, 2): of two selectors
+        color = operators[:, :, 2::2]
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
@@ -140,7 +147,8 @@ class Model(nn.Module):
         self.operator = nn.Embedding(len(data.OPERATORS) + 1, dim)  # + 1: 0 is none
         self.selectors = Selectors(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.looks = {"selectors.look": ("selectors", "objects")}  # for eval.py

@@ -33,9 +33,15 @@ OTHER, SELF, LEFT, RIGHT, PARENT = range(5)  # what an operator is to another on
 
 # ---- the tree and its questions -----------------------------------------------------------------
 def relations(O):  # -> (O, O): what the operator of a column is to that of a row
-    row, column = torch.arange(O)[:, None], torch.arange(O)  # a tree, level by level
-    return (SELF * (column == row) + LEFT * (column == 2 * row + 1)
-            + RIGHT * (column == 2 * row + 2) + PARENT * (column == (row - 1) // 2))
+    table = torch.full((O, O), OTHER)
+    for i in range(O):
+        table[i, i] = SELF
+        if i > 0:
+            table[i, (i - 1) // 2] = PARENT
+        if 2 * i + 2 < O:
+            table[i, 2 * i + 1] = LEFT
+            table[i, 2 * i + 2] = RIGHT
+    return table
 
 
 class Questions(nn.Module):  # first selectors, second selectors; no positions
@@ -86,11 +92,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -103,7 +112,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -126,11 +136,13 @@ class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, view: Literal["own", "all"] = "own",
                  carry: Literal["answer", "state"] = "answer"):
         super().__init__()
-        self.questions, self.stimulus = Questions(dim), Stimulus(dim)
+        self.questions = Questions(dim)
+        self.stimulus = Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.bind = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(),
                                   nn.Linear(4 * dim, dim))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.answers = nn.Parameter(torch.randn(data.CLASSES, dim))
         self.sides = nn.Parameter(torch.randn(2, dim))  # left, right
         self.carry = carry

@@ -51,7 +51,8 @@ class Model(nn.Module):
         self.instruction = Rows((sizes + sizes[1:]) * data.LONGEST, dim)
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
         self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers - 1))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         for module in (*self.layers, self.readout):
             nn.init.normal_(module.weight, std=dim ** -0.5)
             nn.init.zeros_(module.bias)

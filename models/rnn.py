@@ -51,7 +51,8 @@ class Model(nn.Module):
         self.stimulus = Rows(sizes[1:] * len(data.CELLS), dim)
         self.eos = nn.Parameter(0.01 * torch.randn(dim))
         self.recurrent = nn.Linear(dim, dim)
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         for module in (self.recurrent, self.readout):
             nn.init.normal_(module.weight, std=dim ** -0.5)
             nn.init.zeros_(module.bias)

@@ -13,10 +13,11 @@ Differs from the paper:
      1) four heads, width 128 (the paper varies the layers; --layers 1 is its smallest)
      2) learned stimulus positions, instruction positions with wavelengths from 2.5 to 64 tokens
      3) Muon, and norms in front, not behind
-     4) empty cells have no position
+     4) empty cells and EOS have no position
      5) keys have no bias
      6) Linears start with variance 1 / fan-in, queries with 0.09 of it, embeddings with 1
-     7) a token per selector
+     7) a token per selector, and a vector for each operator, shape and color (in the release a
+        token is a few numbers, times one matrix)
      8) no dropout (the authors' release has 0.1)
      9) positions are added once, in the release before every block, and there those of the
         stimulus go on counting where the instruction's end
@@ -96,11 +97,14 @@ class Attention(nn.Module):
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
         self.split = heads, -1  # C = H * D
-        self.query, self.value, self.out = (nn.Linear(dim, dim) for _ in range(3))
+        self.query = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q, k = self.query(x).unflatten(2, self.split), self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, self.split)
+        k = self.key(context).unflatten(2, self.split)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
@@ -113,7 +117,8 @@ class Attention(nn.Module):
 class Block(nn.Module):  # norms in front, also of the keys
     def __init__(self, dim, heads):
         super().__init__()
-        self.attention, self.norm1 = Attention(dim, heads), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.norm1 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
         self.norm2 = nn.LayerNorm(dim)
 
@@ -135,9 +140,11 @@ def init(module):  # Linears: variance 1 / fan-in, biases 0
 class Model(nn.Module):
     def __init__(self, dim=128, layers=3, heads=4, read: Literal["eos", "root"] = "eos"):
         super().__init__()
-        self.instruction, self.stimulus = Instruction(dim), Stimulus(dim)
+        self.instruction = Instruction(dim)
+        self.stimulus = Stimulus(dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.norm, self.readout = nn.LayerNorm(dim), nn.Linear(dim, data.CLASSES)
+        self.norm = nn.LayerNorm(dim)
+        self.readout = nn.Linear(dim, data.CLASSES)
         self.read = READ[read]
         self.looks = {"blocks": (self.read, "question grid")}  # for eval.py
         self.apply(init)

@@ -1,6 +1,6 @@
 """Do trials obey the rules, are they balanced, does anything leak, are streams reproducible?
 
-`python tests/test_data.py` writes the fingerprints of the test sets anew, after a change that is
+`python tests/test_data.py` writes the fingerprints of all trials anew, after a change that is
 meant to move them. test_oracle.py tests the oracle that is used here."""
 import functools
 import hashlib
@@ -22,7 +22,8 @@ from data import (IF_ELSE, OPERATORS, SPLITS, TRUE, Batches, Pool, Subset, desce
                   trials)
 
 NUMBER = {operator: number for number, operator in enumerate(OPERATORS, 1)}
-TEST_SETS = [(split, subset) for split in SPLITS for subset in SPLITS[split] if subset != "train"]
+NAMES = [(split, subset) for split in SPLITS for subset in SPLITS[split]]
+TEST_SETS = [(split, subset) for split, subset in NAMES if subset != "train"]
 SETS = [(split, subset, depth) for split in SPLITS for subset in SPLITS[split]
         for depth in SPLITS[split][subset].depths]  # also those that a student adds
 FINGERPRINTS = pathlib.Path(__file__).parent / "fingerprints.json"
@@ -51,41 +52,82 @@ def rows(made):
 def check(subset, depth, n):
     """Of n trials, tokens are as they should be, rules 1, 2, 3 and 5 hold, and the generator knows
     what the oracle reads."""
-    layout = "".join("o" * w + "i" * w for w in (1, 2, 4, 8, 16)[:depth // 2 + 1]).rstrip("i")
     for i in range(n):
         tree, path, grid = data.draw(subset, depth, random.Random(i))
         instruction, stimulus, answer = map(torch.as_tensor, data.encode(tree, path, grid))
-        assert "".join("oi"[x == [IF_ELSE, 0, 0, 0, 0]] for x in instruction.tolist()) == layout
-        assert data.operators_of(instruction).equal(instruction[instruction[:, 0] != IF_ELSE])
-        read, left = evaluate(instruction, stimulus), Counter(grid.values())
+        read = evaluate(instruction, stimulus)
         assert path == descend(read) and read[path[-1]].answer == answer
-        shapes, colors = zip(*(pair for node in read for pair in node.selectors))
-        assert len({*zip(shapes, colors)}) == len(shapes)
-        for (name, pairs, truth), (operator, selectors, found, said) in zip(tree, read):
-            numbers, shown = OPERATORS[name].objects, (name != "GetShape", name != "GetColor")
-            assert operator == name and len(selectors) in numbers
-            assert depth > 1 or len(selectors) == min(numbers)
-            assert all((shape > 0, color > 0) == shown for shape, color in selectors)
-            assert name != "GetColor" or shapes.count(selectors[0][0]) == 1
-            assert name != "GetShape" or colors.count(selectors[0][1]) == 1
-            assert all(len(cells) == (truth or name != "Exist") for cells in found)
-            assert name.startswith("Get") or truth == (said == TRUE)
-            if name == "Exist" and subset.shortcuts:
-                pairs = pairs if truth else []
-            elif name == "Exist":
-                (shape, color), (shape2, color2) = pairs
-                assert shape != shape2 and color != color2
-                pairs = pairs if truth else [(shape, color2), (shape2, color)]
-            left.subtract(pairs)
-        assert min(left.values()) >= 0  # what is left: distractors
-        assert subset.distractors[0] <= left.total() <= subset.distractors[1]
-        decoys = [cell for cell, pair in grid.items() if left[pair]]
-        order = [*path[::-1], *(j for j in range(len(tree)) if j not in path)]
-        asks_places = [j for j in order if OPERATORS[tree[j].operator].holds]
-        for j in asks_places[:0 if subset.shortcuts else left.total()]:
-            holds, cells = OPERATORS[tree[j].operator].holds, [cell for cell, in read[j].found]
-            others = ([*cells[:k], x, *cells[k + 1:]] for x in decoys for k in range(len(cells)))
-            assert any(holds(x) != tree[j].truth for x in others)
+        check_rows(instruction, depth)
+        check_selectors(read, depth)
+        distractors = check_objects(tree, read, grid, subset.shortcuts)
+        assert subset.distractors[0] <= distractors.total() <= subset.distractors[1]
+        if not subset.shortcuts:
+            check_decoys(tree, path, read, grid, distractors)
+
+
+def check_rows(instruction, depth):
+    """Level by level: operators, then their IfElses, of which leaves have none."""
+    layout = ""
+    for width in (1, 2, 4, 8, 16)[:depth // 2 + 1]:
+        layout += "o" * width + "i" * width
+    for row, kind in zip(instruction.tolist(), layout.rstrip("i"), strict=True):
+        assert (row == [IF_ELSE, 0, 0, 0, 0]) == (kind == "i")
+    assert data.operators_of(instruction).equal(instruction[instruction[:, 0] != IF_ELSE])
+
+
+def check_selectors(read, depth):
+    """Rule 1, and how many objects an operator asks for, and by what."""
+    selectors = [selector for node in read for selector in node.selectors]
+    shapes = [shape for shape, _ in selectors]
+    colors = [color for _, color in selectors]
+    assert len(set(selectors)) == len(selectors)
+    for node in read:
+        numbers = OPERATORS[node.operator].objects
+        assert len(node.selectors) in (numbers if depth > 1 else [min(numbers)])
+        for shape, color in node.selectors:
+            assert (shape > 0) == (node.operator != "GetShape")
+            assert (color > 0) == (node.operator != "GetColor")
+        if node.operator == "GetColor":
+            assert shapes.count(node.selectors[0][0]) == 1
+        if node.operator == "GetShape":
+            assert colors.count(node.selectors[0][1]) == 1
+
+
+def check_objects(tree, read, grid, shortcuts):
+    """Rules 2 and 3. Returns how often each pair is left on the grid: the distractors."""
+    left = Counter(grid.values())
+    for (name, pairs, truth), node in zip(tree, read, strict=True):
+        absent = name == "Exist" and not truth
+        assert node.operator == name
+        assert all(len(cells) == (0 if absent else 1) for cells in node.found)
+        assert name.startswith("Get") or truth == (node.answer == TRUE)
+        shown = pairs
+        if name == "Exist" and not shortcuts:
+            (shape, color), (shape2, color2) = pairs
+            assert shape != shape2 and color != color2
+            if absent:
+                shown = [(shape, color2), (shape2, color)]
+        elif absent:
+            shown = []
+        left.subtract(shown)
+    assert min(left.values()) >= 0
+    return left
+
+
+def check_decoys(tree, path, read, grid, distractors):
+    """Rule 5: as many operators as there are distractors have a decoy, the path's first."""
+    places = [cell for cell, pair in grid.items() if distractors[pair]]
+    order = path[::-1] + [i for i in range(len(tree)) if i not in path]
+    about_places = [i for i in order if OPERATORS[tree[i].operator].holds]
+    for i in about_places[:distractors.total()]:
+        holds = OPERATORS[tree[i].operator].holds
+        cells = [matches[0] for matches in read[i].found]
+        reverses = []
+        for k in range(len(cells)):
+            for place in places:
+                moved = cells[:k] + [place] + cells[k + 1:]
+                reverses.append(holds(moved) != tree[i].truth)
+        assert any(reverses)
 
 
 @pytest.mark.parametrize("n", [100, pytest.param(200_000 // len(SETS) + 1, marks=slow)])
@@ -109,10 +151,17 @@ def test_an_operator_has_one_or_two_objects(monkeypatch):
         trials("productive", "depth3", 1)
 
 
+def test_an_operator_that_is_none_of_ours_has_a_function(monkeypatch):
+    monkeypatch.setitem(data.OPERATORS, "Left", data.Operator("is the {} on the left?", None, (1,)))
+    with pytest.raises(data.UsageError, match="Left needs a function"):
+        trials("distractor", "iid", 1)
+
+
 @pytest.mark.parametrize("says, subset", [  # why refused; "": it is met; None: either
     ("depths must", Subset(depths=(2,))), ("distractors must", Subset(distractors=(0, 5))),
     ("conditions must", Subset((Pool(), Pool(conditions=("GetColor",))))),
     ("run out", Subset((Pool(("Exist",)),), distractors=(99, 99))),
+    ("run out", Subset((Pool(("SumEven",), ("SumEven",), (0, 0, 0), (0, 0)),), (3,))),
     pytest.param("run out", Subset((Pool(), ONE), (3,)), marks=slow),
     pytest.param("run out", Subset(depths=(9,), distractors=(1, 99)), marks=slow),
     *((None, random_subset(seed, (1, 3))) for seed in range(20)),
@@ -166,10 +215,12 @@ def test_truths_are_fair_coins_whatever_the_number_of_distractors(split, subset,
 
 @pytest.mark.parametrize("split, subset, depth", few(x for x in SETS if x[2] < 9))
 def test_operators_and_selectors_are_uniform_over_their_pool(split, subset, depth):
-    for i, tokens in enumerate(sample(split, subset, depth)[1].unbind(1)):
+    _, operator_tokens = sample(split, subset, depth)
+    leaves = operator_tokens.shape[1] // 2 + 1
+    for i, tokens in enumerate(operator_tokens.unbind(1), 1):
         operators, queries, seconds = Counter(), Counter(), Counter()
         for pool in SPLITS[split][subset].pools:
-            names = pool.leaves if 2 * i + 1 >= 2 ** (depth // 2 + 1) - 1 else pool.conditions
+            names = pool.leaves if i >= leaves else pool.conditions
             for name, shape, color in itertools.product(names, pool.shapes, pool.colors):
                 share = 1 / len(names) / len(pool.shapes) / len(pool.colors)
                 operators[NUMBER[name]] += share
@@ -220,23 +271,26 @@ def test_as_many_shapes_and_colors_as_one_likes(shapes, colors):
 
 
 # ---- streams ------------------------------------------------------------------------------------
-def fingerprint(split, subset):
-    """The first trials of a test set, and their hash."""
-    made = rows(trials(split, subset, 1_000))
-    return made, hashlib.sha256(b"".join(made)).hexdigest()
-
-
 @functools.cache
-def trained(split):
-    return {row for i in (0, 1) for row in rows(Batches(split, 2_000, seed=0)[i])}
+def first(split, subset):
+    """The first trials of a test set as bytes, or two training batches, of each depth one."""
+    if subset == "train":
+        batches = Batches(split, 2_000, seed=0)
+        return rows(batches[0]) + rows(batches[1])
+    return rows(trials(split, subset, 1_000))
 
 
-@pytest.mark.parametrize("split, subset", TEST_SETS)
-def test_a_test_set_stays_what_it_is_and_is_not_trained(split, subset):
+def fingerprint(split, subset):
+    return hashlib.sha256(b"".join(first(split, subset))).hexdigest()
+
+
+@pytest.mark.parametrize("split, subset", NAMES)
+def test_trials_stay_what_they_are_and_none_is_trained_and_tested(split, subset):
     """No change moves the benchmark unnoticed. To move it on purpose, run this file."""
-    made, now = fingerprint(split, subset)
     known = json.loads(FINGERPRINTS.read_text()).get(f"{split}/{subset}")  # None: a student's
-    assert known in (None, now) and trained(split).isdisjoint(made)
+    assert known in (None, fingerprint(split, subset))
+    if subset != "train":
+        assert set(first(split, "train")).isdisjoint(first(split, subset))
 
 
 def test_every_name_is_a_stream_of_its_own():
@@ -268,5 +322,5 @@ def test_a_batch_depends_on_its_number_alone(train_size):
 
 
 if __name__ == "__main__":
-    marks = {f"{split}/{subset}": fingerprint(split, subset)[1] for split, subset in TEST_SETS}
+    marks = {f"{split}/{subset}": fingerprint(split, subset) for split, subset in NAMES}
     FINGERPRINTS.write_text(json.dumps(marks, indent=1) + "\n")

@@ -518,8 +518,8 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
 
 
 def test_a_bar_stands_beside_its_name(tmp_path):
-    pytest.importorskip("matplotlib")
     """... and is hollow if no seed has learned."""
+    pytest.importorskip("matplotlib")
     for model, seed, accuracy in ("sstfmr", 0, 0.5), ("looptfmr", 0, 0.96), ("looptfmr", 1, 0.5):
         fake(tmp_path / "distractor" / model / f"default/seed{seed}", accuracy)
     runs = evaluation.find_runs([tmp_path])

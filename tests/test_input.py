@@ -34,7 +34,7 @@ WRONG = {  # flags of train.py, one by one, then together
     (evaluation, "--attention a.png", "nothing to show: train a run"),
     (evaluation, "--trial -1", "an integer from 0 to 9999"), (evaluation, "--why x", "nothing to"),
     (data, "--split none", "choose from"), (data, "--subset x", "has no subset x; it has train,"),
-    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 1: choose one of"),
+    (data, "--subset train", "depth 1 or 3: choose"), (data, "--depth 4", "depth 3: choose one of"),
     (data, "--n 0", "n must be at least 1, not 0"),
     (data, "--n x", "int"), (data, "--seed x", "int")])
 def test_a_program_refuses_and_leaves_nothing(tmp_path, capsys, monkeypatch, program, flags, says):

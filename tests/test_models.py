@@ -16,7 +16,7 @@ import bench
 import data
 import train
 from bench import COMPACT
-from models import ALL, available, findtfmr, gru, looptfmr, module_of
+from models import ALL, available, findtfmr, gru, looptfmr, module_of, sstfmr
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
 SHIPPED = [*ALL, "authors"]
@@ -137,14 +137,6 @@ def test_recurrent_models_equal_torch(name, kind):
     near(rows(torch.tensor([[1, 2], [0, 1]])), rows.table[[1, 0]] + rows.table[[2 + 2, 2 + 1]])
 
 
-@each("name", ["rnn", "gru"])
-def test_eos_trains_the_recurrent_weights_at_depth_1(name):
-    """... where the first step starts from 0."""
-    model, batch = make(name), trials("productive", "depth1", 12)
-    F.cross_entropy(model(*batch[:2]), batch.answer).backward()
-    assert model.recurrent.weight.grad.any() and model.eos.grad.any()
-
-
 def test_attention_and_block_equal_torch():
     block = make("sstfmr", heads=4).blocks[0]
     layer = nn.TransformerEncoderLayer(16, 4, 64, 0, "gelu", batch_first=True, norm_first=True)
@@ -156,6 +148,22 @@ def test_attention_and_block_equal_torch():
     x, mask = torch.randn(3, 7, 16), torch.randn(3, 7)
     mask[0, 2] = -math.inf
     near(block(x[:, 5:], x, mask[:, None, None]), layer(x, src_key_padding_mask=mask)[:, 5:])
+
+
+@each("name", "sstfmr dstfmr crossattn perceiver looptfmr looktfmr findtfmr".split())
+def test_linears_start_with_variance_1_over_fan_in(name):
+    for key, module in module_of(name).Model().named_modules():
+        if isinstance(module, nn.Linear):
+            share = 0.09 if key.endswith("query") else 1
+            assert module.weight.var().item() * module.in_features == pytest.approx(share, rel=0.1)
+            assert module.bias is None or not module.bias.any()
+
+
+def test_positions_have_wavelengths_from_2_5_to_64_tokens():
+    place = sstfmr.sinusoids(65, 8)  # four sines, four cosines
+    near(place.square().mean(1), torch.ones(65))
+    near(place[5, [0, 4]], torch.tensor([0, 2 ** 0.5]))  # two waves of 2.5 tokens
+    near(place[16, [3, 7]], torch.tensor([2 ** 0.5, 0]))  # a quarter of one of 64
 
 
 @each("name", COMPACT)
@@ -173,12 +181,13 @@ def test_relations_of_looptfmr_by_hand():
         [SELF, LEFT, RIGHT], [PARENT, SELF, OTHER], [PARENT, OTHER, SELF]]
 
 
-@each("changes", [{}, {"view": "all"}, {"carry": "state"}])
-def test_looptfmr_solves_a_subtree_like_an_instruction_of_its_own(changes):
+@each("name, changes", [("looktfmr", {}), ("looptfmr", {}), ("looptfmr", {"view": "all"}),
+                        ("looptfmr", {"carry": "state"})])
+def test_a_subtree_is_solved_like_an_instruction_of_its_own(name, changes):
     """Leaves alone have one loop, branches two, and here all have three. So one may as well begin
     with the leaves and go up: the order need not be told. Not so with view or carry."""
     tokens, grid, _ = trials("productive", "depth5", 9)
-    model, seen = make("looptfmr", 0, **changes), []
+    model, seen = make(name, 0, **changes), []
     hook = model.readout.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model.features(tokens, grid)
     hook.remove()  # seen[-1]: (B, O, C) after the last loop
@@ -334,6 +343,14 @@ def test_randomness_of_findtfmr_is_torchs():
     assert ((copied - results[0])[:3].abs() > 1e-3).any()
 
 
+@each("name", ["looktfmr", "findtfmr"])
+def test_no_shape_and_no_color_stay_0(name):
+    model = make(name, 0)
+    train.learn(model, train.make_optimizers(model, "adamw", 0.1), BATCH, 1, "cpu")
+    for table in model.selectors.shape, model.selectors.color:
+        assert not table.weight[0].any() and table.weight[1:].all()
+
+
 def test_looktfmr_sees_the_grid_by_its_looks_alone():
     """With what was found held fixed, another grid changes no answer."""
     model, (tokens, grid, _) = make("looktfmr"), BATCH
@@ -393,54 +410,3 @@ def test_looktfmr_finds_what_a_selector_asks_for():
     near(thing[shape], selectors.shape.weight[answer[shape] - data.FIRST_SHAPE + 1])
     nothing = thing[exist].abs().amax(1) < 1e-4
     assert nothing.equal(answer[exist] == data.TRUE)
-
-
-@each("objects", [(1,), (41,), (100,), (2, 6, 41, 99)])
-def test_looktfmr_may_leave_empty_cells_out(objects):
-    """A grid with fewer objects than others of its batch is seen as it is alone."""
-    model = make("looktfmr").double()
-    objects = torch.tensor(objects).repeat(12 // len(objects))[:, None]
-    taken = torch.rand(12, len(data.CELLS)).argsort(1) < objects
-    grid = taken[:, :, None] * torch.randint(1, data.SHAPES + 1, (*taken.shape, 2))
-    together = model(BATCH.instruction, grid)
-    alone = [model(*(part[i:i + 1] for part in (BATCH.instruction, grid))) for i in range(12)]
-    near(together, torch.cat(alone), atol=1e-6, rtol=1e-6)
-
-
-def test_looktfmr_solves_a_subtree_like_an_instruction_of_its_own():
-    tokens, grid, _ = trials("productive", "depth5", 9)
-    model, seen = make("looktfmr", 0), []
-    hook = model.readout.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    model.features(tokens, grid)
-    hook.remove()  # seen[-1]: (B, O, C) after the last loop
-    for i, subtree in enumerate(([2, 4, 6, 7], [3, 5, 8, 9], [6], [7], [8], [9]), 1):
-        alone = model.features(tokens[:, subtree], grid)
-        near(seen[-1][:, i], alone)
-
-
-def test_classes_of_the_same_name_are_copies():
-    texts = [Path(module_of(name).__file__).read_text(encoding="utf-8") for name in SHIPPED]
-    copies = {}  # name -> the source of each class and function of this name
-    for text in texts:
-        for node in ast.parse(text).body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name != "Model":
-                copies.setdefault(node.name, []).append(ast.get_source_segment(text, node))
-    assert len(copies["Attention"]) == 8
-    assert [name for name in copies if len({*copies[name]}) > 1] == []
-
-
-def test_what_files_call_copies_are_copies():
-    """The rule `# ---- as in sstfmr.py ----`, up to the next one; below the last is the model."""
-    seen = 0
-    for name in SHIPPED:
-        text = Path(module_of(name).__file__).read_text(encoding="utf-8")
-        sections = re.split(r"(?m)^# ---- (.*?) -+\n", text)
-        for title, section in zip(sections[1::2], sections[2::2]):
-            if title.startswith("as in "):
-                original = (Path(module_of(name).__file__).parent / title[6:]).read_text()
-                parts = re.split(r"\n{3,}", section.strip())
-                assert all(part in original for part in parts), (name, title)
-                seen += len(parts)
-        if name not in ("rnn", "authors"):  # which have no copies
-            assert sections[-2] == "the model" and "class Model" in sections[-1]
-    assert seen > 30
