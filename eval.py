@@ -9,7 +9,7 @@
     python eval.py runs/productive/sstfmr --why      # what its hidden states hold
 
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
-the first time: result.json keeps what it measured. They build the model from the copy of its file
+the first time: result.json keeps what it measured, until a run is tested again. They build the model from the copy of its file
 in the run's folder, and stop where today's data.py draws other trials than the run was tested on
 (the first 100 are compared).
 So an edit of models/ or data.py changes nothing that is said of a finished run.
@@ -101,7 +101,8 @@ def score(model, split, n, device):
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
     for test in tqdm(data.tests_of(split), f"testing {split}", leave=False,
                      disable=n < 1000 or None):  # True: hidden; None: where stderr is no terminal
-        subset, train = data.find(split, test), data.find(split, "train")
+        subset = data.find(split, test)
+        train = data.find(split, "train")
         trials, kinds, baselines = test_set(split, test, n, subset, train)
         logits = predict(model, trials, device)
         if not logits.isfinite().all():
@@ -203,12 +204,11 @@ def no_binding(node, stimulus, known):
     cells = tuple(cell for cell, _, _ in seen)
     shapes = [shape for _, shape, _ in seen]
     colors = [color for _, _, color in seen]
-    if node.operator == "GetLocation":
-        return vote([data.FIRST_CELL + data.CELLS.index(cell) for cell in cells], node.answer)
-    if node.operator == "GetShape":
-        return vote([data.FIRST_SHAPE + shape - 1 for shape in shapes], node.answer)
-    if node.operator == "GetColor":
-        return vote([data.FIRST_COLOR + color - 1 for color in colors], node.answer)
+    answers = {"GetLocation": [data.FIRST_CELL + data.CELLS.index(cell) for cell in cells],
+               "GetShape": [data.FIRST_SHAPE + shape - 1 for shape in shapes],
+               "GetColor": [data.FIRST_COLOR + color - 1 for color in colors]}
+    if node.operator in answers:
+        return vote(answers[node.operator], node.answer)
     if not known.shortcuts and len(seen) == len(objects):
         return 1 / 2  # companions and decoys leave only a coin
     if node.operator == "Exist":
@@ -326,14 +326,15 @@ def with_weights(runs, subset=None):
 
 
 def rank(run):  # models in the order of ALL, others last; their defaults first
-    model, settings = run["config"]["model"], run["config"]["settings"]
+    model = run["config"]["model"]
+    settings = run["config"]["settings"]
     place = ALL.index(model) if model in ALL else len(ALL)
     return place, model, settings != "default", settings
 
 
-def collect(runs, per_operator=False):
+def collect(runs):
     """split -> row -> test set -> accuracies, one per seed. The first rows are baselines, with one
-    value, that of the most test trials. With `per_operator` there are also rows (row, kind)."""
+    value, that of the most test trials."""
     splits = {}
     for run in sorted(runs, key=lambda run: run["config"]["test_trials"]):  # the last one stays
         rows = splits.setdefault(run["config"]["split"], {name: {} for name in BASELINES})
@@ -344,13 +345,20 @@ def collect(runs, per_operator=False):
         rows = splits[run["config"]["split"]]
         for test, value in run["accuracy"].items():
             rows.setdefault(run["row"], {}).setdefault(test, []).append(value)
-        kinds = run["kinds"] if per_operator else {}
-        for test, values in kinds.items():
-            for kind, value in values.items():
-                rows.setdefault((run["row"], kind), {}).setdefault(test, []).append(value)
     order = [split for split in data.SPLITS if split in splits]
     order += [split for split in splits if split not in data.SPLITS]  # gone since
     return {split: {row: tests for row, tests in splits[split].items() if tests} for split in order}
+
+
+def collect_kinds(runs):
+    """(split, row) -> kind of trial -> test set -> accuracies, one per seed."""
+    found = {}
+    for run in runs:
+        kinds = found.setdefault((run["config"]["split"], run["row"]), {})
+        for test, values in run["kinds"].items():
+            for kind, value in values.items():
+                kinds.setdefault(kind, {}).setdefault(test, []).append(value)
+    return found
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -380,17 +388,15 @@ def table(header, rows):
     return "\n".join(lines)
 
 
-def split_table(split, rows, near):
+def split_table(split, rows, kinds, near):
     """A row per model and settings, a column per test set: mean and spread over seeds. That in
     distribution says how many of how many seeds have learned. Kinds of trials are indented."""
     tests = list(dict.fromkeys(test for row in rows.values() for test in row))
-    names = [name for name in rows if isinstance(name, str)]
     lines = []
-    for name in names:
-        lines.append([name] + [percent(rows[name].get(test, []), test == near) for test in tests])
-        for key, row in rows.items():
-            if isinstance(key, tuple) and key[0] == name:  # (row, kind)
-                lines.append([f"  {key[1]}"] + [percent(row.get(test, [])) for test in tests])
+    for name, row in rows.items():
+        lines.append([name] + [percent(row.get(test, []), test == near) for test in tests])
+        for kind, shares in kinds.get((split, name), {}).items():
+            lines.append([f"  {kind}"] + [percent(shares.get(test, [])) for test in tests])
     return table([f"{split}, accuracy in %"] + tests, lines)
 
 
@@ -420,17 +426,18 @@ def verdict_table(names, splits, ends):
 def print_tables(runs, ends, per_operator):
     """A table per split, then the verdicts: on trials without shortcuts, then on their twins, which
     have them."""
-    splits = collect(runs, per_operator)
+    splits = collect(runs)
+    kinds = collect_kinds(runs) if per_operator else {}
     for split, rows in splits.items():
-        print(f"\n{split_table(split, rows, ends[split][0])}")
+        print(f"\n{split_table(split, rows, kinds, ends[split][0])}")
     names = dict.fromkeys(run["row"] for run in runs)
     for release in False, True:
         alike = {split: rows for split, rows in splits.items()
                  if split.endswith("_release") == release}
         if alike:
             print(f"\n{verdict_table(names, alike, ends)}")
-    print("\nNot learned: less than 95 % in distribution, which is the number shown. Baselines: "
-          "models/RESULTS.md.")
+    print("\nNot learned: less than 95 % in distribution (before rounding), which is the number "
+          "shown. Baselines: models/RESULTS.md.")
 
 
 # ---- pictures -----------------------------------------------------------------------------------
@@ -511,7 +518,8 @@ def draw_curves(runs, splits, ends, colors):
     panels = dict(zip(splits, axes))
     handles = {}
     for run in runs:
-        split, near = run["config"]["split"], run["config"]["in_distribution"]
+        split = run["config"]["split"]
+        near = run["config"]["in_distribution"]
         log = [line for line in run["log"] if near in line]
         steps = [line["step"] for line in log]
         accuracy = [line[near] for line in log]
@@ -570,7 +578,8 @@ def keys_of(instruction, stimulus):
     """What a model can look at -> its tokens, in the order in which models read them: words, or the
     cells of objects."""
     names = list(data.OPERATORS)
-    first, second = [], []
+    first = []
+    second = []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
         first.append(f"{names[number - 1]} {data.words(shape1, color1)}".strip())
         second.append(f"{names[number - 1]} {data.words(shape2, color2)}".strip())
@@ -603,13 +612,12 @@ def attention_of(model, instruction, stimulus):
         if weights.shape[1] != len(keys):
             raise UsageError(f"{call.name} looks at {weights.shape[1]} tokens, but {call.groups!r} "
                              f"in `looks` are {len(keys)}")
-        if call.row != "selectors":
+        if call.row == "selectors":
+            for title, shares in zip(tokens["selectors"], weights.tolist()):
+                if title not in data.OPERATORS:  # "SumOdd" alone: no second selector
+                    seen.append((title, list(zip(keys, shares))))
+        else:
             seen.append((call.name, list(zip(keys, weights[call.row].tolist()))))
-            continue
-        for title, shares in zip(tokens["selectors"], weights.tolist()):
-            absent = title in data.OPERATORS  # "SumOdd" alone: no second selector
-            if not absent:
-                seen.append((title, list(zip(keys, shares))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
@@ -716,9 +724,11 @@ def decoding(x, trials, test_x, test_trials):
     test_x."""
     shares = []
     for i in range(3):  # a token's operator, shape, color
-        y, answer = trials.instruction[:, 0, i], test_trials.instruction[:, 0, i]
+        y = trials.instruction[:, 0, i]
+        answer = test_trials.instruction[:, 0, i]
         if y.any() and answer.any():  # 0: this root does not ask for it
-            inputs, targets = x[y > 0], F.one_hot(y[y > 0]).double()
+            inputs = x[y > 0]
+            targets = F.one_hot(y[y > 0]).double()
             mean = inputs.mean(0)
             # rtol: leave out directions in which states hardly differ
             matrix = torch.linalg.pinv(inputs - mean, rtol=1e-3) @ (targets - targets.mean(0))
@@ -735,7 +745,8 @@ def measure(run):
     found = {}
     for when, trained in ("untrained", False), ("decoded", True):
         model, _ = load(run["folder"], trained)
-        x, test_x = states(model, fit), states(model, test)
+        x = states(model, fit)
+        test_x = states(model, test)
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
     like = alignment(test_x["features"], test)  # of the trained one

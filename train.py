@@ -24,7 +24,6 @@ import platform
 import shlex
 import signal
 import sys
-import threading
 import time
 import traceback
 import typing
@@ -39,7 +38,7 @@ from tqdm import tqdm
 import data
 import eval as evaluation
 from data import UsageError
-from eval import between, checksum, read, score, write
+from eval import between, checksum, read, read_run, score, write
 from models import ALL, available, module_of
 
 # One recipe for all models; a model file may set its own TRAINING beside it.
@@ -114,7 +113,7 @@ def fit(config, folder, again=False, workers=0):
 
     result = score(model.eval(), split, config["test_trials"], device)
     result["checksums"] = {test: checksum(split, test) for test in result["accuracy"]}
-    result = {"config": read(folder / "config.json") | config, **result, "log": rows}
+    result = {"config": read(folder / "config.json"), **result, "log": rows}
     files.write("result.json", json.dumps(result, indent=1).encode())
 
 
@@ -159,13 +158,13 @@ def build(config):
 @contextlib.contextmanager
 def on_stop(handler):
     """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler."""
-    in_main = threading.current_thread() is threading.main_thread()  # others may set none
-    numbers = [signal.SIGINT, signal.SIGTERM] if in_main else []
-    before = [signal.signal(number, handler) for number in numbers]
+    before = {}
+    for number in signal.SIGINT, signal.SIGTERM:
+        before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old_handler in zip(numbers, before):
+        for number, old_handler in before.items():
             signal.signal(number, old_handler)
 
 
@@ -178,9 +177,8 @@ def ignore_stops(_):  # in a process that draws trials
 def make_optimizers(model, name, lr):
     """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
     and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
-    linears = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = linears - tables - {model.readout.weight}
+    matrices = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    matrices.remove(model.readout.weight)
     hidden = []
     decayed = []
     vectors = []
@@ -272,12 +270,9 @@ def prepare(config, folder, again):
 def differences(folder, config, code):
     """In what a run was made otherwise than with this configuration and code: settings, files.
     Before its first checkpoint, at step 10, a run may still change."""
-    if (folder / "result.json").exists():
-        made = read(folder / "result.json")["config"]
-    elif (folder / "checkpoint.pt").exists() and (folder / "config.json").exists():
-        made = read(folder / "config.json")
-    else:
+    if not (folder / "result.json").exists() and not (folder / "checkpoint.pt").exists():
         return []
+    made = read_run(folder)["config"]
     found = []
     for name in config:
         if name not in ("seed", "device", "test_trials") and made.get(name) != config[name]:
@@ -338,12 +333,23 @@ def restore(folder, model, optimizers):
 
 
 # ---- the command line ---------------------------------------------------------------------------
-def parser_of(model=None):
-    """The flags that say which runs to make and, of a model, all others."""
-    parser = argparse.ArgumentParser(  # without usage, so that an error is one line
-        "train.py", usage=argparse.SUPPRESS, add_help=model is not None, allow_abbrev=False,
+PLAIN = {"usage": argparse.SUPPRESS, "allow_abbrev": False}  # without usage, an error is one line
+
+
+def parser_of(model):
+    """All flags of a model's runs."""
+    parser = argparse.ArgumentParser(
+        f"train.py --model {model}", parents=[choosing(), recipe_of(model)], **PLAIN,
         description="Train models on gCOG. Several models, splits or seeds make several runs.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add_run(parser)
+    add_arguments(parser, model)
+    return parser
+
+
+def choosing():
+    """The flags that say which runs to make."""
+    parser = argparse.ArgumentParser("train.py", add_help=False, **PLAIN)
     add = parser.add_argument_group("which runs").add_argument
     several = {"nargs": "+", "action": "extend", "default": argparse.SUPPRESS}
     add("--model", choices=["all", *available()], **several,
@@ -353,11 +359,6 @@ def parser_of(model=None):
     add("--seed", type=between(0, 2 ** 63 - 1), **several,
         help="of the weights and the training trials (default: 0)")
     add("--list", action="store_true", help="print the flags of each run, a line each, and stop")
-    if model is not None:
-        add_run(parser)
-        add_recipe(parser, model)
-        add_arguments(parser, model)
-        parser.prog = f"train.py --model {model}"
     return parser
 
 
@@ -366,32 +367,33 @@ def add_run(parser):
     add("--test-trials", type=between(1, 10 ** 9), default=2_000,
         help="per test set, at the end; with more, finished runs are tested again")
     add("--out", type=Path, default=Path("runs"), help="where run folders go")
-    add("--again", action="store_true", help="start it anew if it was made otherwise")
+    add("--again", action="store_true", help="start it anew if it was made otherwise; name all its "
+        "row's seeds, or tables mix the old and the new")
     add("--device", choices=DEVICES, default=DEVICES[-1], help="where to compute")
     add("--workers", type=between(0, 64), default=4 if "cuda" in DEVICES else 0,
         help="processes that draw trials in the background, where cores are idle; 4 beside a GPU")
 
 
-def add_recipe(parser, model):
-    """Flags of the recipe. Their defaults are TRAINING, above, and that of the model's file."""
+def recipe_of(model):
+    """Flags of the recipe. Their defaults are TRAINING, above, and that of the model's file, which
+    is parsed like flags, so a mistake there ends like one in a flag."""
+    parser = argparse.ArgumentParser(f"train.py: TRAINING of {model}", add_help=False, **PLAIN)
     add = parser.add_argument_group("training").add_argument
     whole = between(1, 10 ** 9)
     add("--steps", type=whole, help="batches to train on")
     add("--batch-size", type=whole, help="trials per batch")
-    add("--train-size", type=whole, help="so many trials, again and again; None: all are new")
+    add("--train-size", type=whole, help="so many trials, again and again; without it, all are new")
     add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
     add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
     add("--schedule", choices=["cooldown", "constant"],
         help="of the rate; cooldown: it falls to 0 in the last fifth of the steps")
     parser.set_defaults(**TRAINING)
-    parser.prog = f"train.py: TRAINING of {model}"  # a mistake there ends like one in a flag
     typed = []
     for name, value in getattr(module_of(model), "TRAINING", {}).items():
-        if name not in TRAINING:
-            parser.error(f"there is no {name}")
-        if value != TRAINING[name]:
+        if name not in TRAINING or value != TRAINING[name]:
             typed.append(f"--{name.replace('_', '-')}={value}")
     parser.set_defaults(**vars(parser.parse_args(typed)))
+    return parser
 
 
 def add_arguments(parser, model):
@@ -401,16 +403,14 @@ def add_arguments(parser, model):
     for name, parameter in signature.parameters.items():
         default = parameter.default
         kind = type(default)
-        choices = None
-        if typing.get_origin(parameter.annotation) is typing.Literal:
-            choices = typing.get_args(parameter.annotation)
-        one_of_them = choices is None or default in choices
-        if kind not in (bool, int, float, str) or not one_of_them:
+        if kind not in (bool, int, float, str):
             raise UsageError(f"{model}: Model needs a default for {name} that a flag can carry: a "
-                             "bool, an int, a float, a str, or one of its choices")
-        options = {"type": kind, "choices": choices}
+                             "bool, an int, a float or a str")
+        options = {"type": kind}
         if kind is bool:
             options = {"action": argparse.BooleanOptionalAction}
+        elif typing.get_origin(parameter.annotation) is typing.Literal:
+            options["choices"] = typing.get_args(parameter.annotation)
         elif kind is int:
             low = min(1, default)  # 0 only where the default is 0
             options["type"] = between(low, 10 ** 9)
@@ -442,7 +442,7 @@ def configurations(chosen, others):
         yield flags, args, {
             "split": split, "in_distribution": data.in_distribution(split),
             "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
-            "settings": settings_of(recipe | arguments, parsers[model]),
+            "settings": settings_of(recipe | dict(sorted(arguments.items())), parsers[model]),
             "model_args": arguments, **recipe, "muon_ratio": MUON_RATIO, "momentum": MOMENTUM,
             "weight_decay": DECAY, "cooldown": COOLDOWN,
             "test_trials": args.test_trials, "device": args.device}
@@ -451,22 +451,20 @@ def configurations(chosen, others):
 def settings_of(values, parser):
     """The name of a row's folder: the values that differ from the model's defaults."""
     changed = []
-    for name in dict.fromkeys(["dim", "layers", "heads", *TRAINING, *sorted(values)]):
-        if name in values and values[name] != parser.get_default(name):
-            changed.append(f"{name.replace('_', '')}{values[name]}")
+    for name, value in values.items():
+        if value != parser.get_default(name):
+            changed.append(f"{name.replace('_', '')}{value}")
     return urllib.parse.quote("-".join(changed), safe="") or "default"
 
 
 def main(argv=None):
-    parser = parser_of()
+    parser = choosing()
     with data.ending(parser), on_stop(signal.default_int_handler):
         chosen, others = parser.parse_known_args(argv)
         runs = list(configurations(chosen, others))
         if chosen.list:
-            if shlex.join(others) != " ".join(others):
-                raise UsageError("--list cannot carry what needs quotes: " + shlex.join(others))
             for flags, _, _ in runs:
-                print(" ".join(flags))
+                print(shlex.join(flags))
             return
         device = runs[0][1].device
         print(f"Runs: {len(runs)}, on {device}, with a line every {EARLY} steps, later "

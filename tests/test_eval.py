@@ -579,7 +579,7 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
 def test_what_cannot_be_shown_is_said(finished, capsys, file, content, flags, says):
     change(finished / file, content)
     if flags:
-        assert " (dim16-" in output(capsys, finished).out  # the table does without
+        assert "-dim16-" in output(capsys, finished).out  # the table does without
     before = contents(finished)
     assert says in refusal(capsys, evaluation, finished, *flags.split())[-1]
     assert contents(finished) == before  # what was measured on other trials is not stored

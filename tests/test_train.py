@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
 
@@ -85,7 +84,7 @@ def refusal(capsys, program, *arguments):  # with exit code 2 -> lines on stderr
 
 def configurations(flags):
     argv = ["--device", "cpu", *flags.split()]
-    chosen, others = train.parser_of().parse_known_args(argv)
+    chosen, others = train.choosing().parse_known_args(argv)
     return [config for _, _, config in train.configurations(chosen, others)]
 
 
@@ -100,7 +99,7 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
     student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11, 'train_size': None}")
     config, = configurations("--model mine --steps 12 --read root --heads 2 --read root")
-    assert config["settings"] == "heads2-steps12-readroot"  # in one order
+    assert config["settings"] == "steps12-heads2-readroot"  # in one order
     assert (config["lr"], config["steps"], config["train_size"]) == (0.25, 12, None)
     assert "(default: 0.25)" in train.parser_of("mine").format_help()
 
@@ -119,7 +118,8 @@ def test_a_flag_that_is_given_twice_adds_to_the_first(flag):
     ("{'schedule': 'linear'}", "argument --schedule: invalid choice: 'linear'"),
     ("{'lr': 'high'}", "argument --lr: must be a number from"),
     ("{'steps': 0}", "argument --steps: must be an integer from 1"),
-    ("{'optimiser': 'adamw'}", "there is no optimiser"), ("{'seed': 1}", "there is no seed")])
+    ("{'optimiser': 'adamw'}", "unrecognized arguments: --optimiser=adamw"),
+    ("{'seed': 1}", "unrecognized arguments: --seed=1")])
 def test_a_mistake_in_the_training_of_a_model_ends_like_one_in_a_flag(
         tmp_path, student, capsys, training, says):
     student("mine", SSTFMR + f"TRAINING = {training}")
@@ -154,15 +154,15 @@ def test_a_flag_of_a_model_has_the_type_of_its_default(student):
 from typing import Literal
 class Model:
     def __init__(self, share=0.5, n=2, least=0, gate=True, sure: Literal[True, False] = True,
-                 kind="", side: Literal["a", "b"] = "a", width: "Literal[2, 4]" = 2,
+                 kind="", side: Literal["a", "b"] = "a", width: "Literal[0, 2, 4]" = 2,
                  size: int | None = 5):
         pass
 ''')
     config, = configurations("--model mine --share 1 --n 3 --least 0 --no-gate --no-sure "
-                             "--kind a=b --side b --width 4 --size 6")
+                             "--kind a=b --side b --width 0 --size 6")
     assert repr(config["model_args"]) == repr(
         {"share": 1.0, "n": 3, "least": 0, "gate": False, "sure": False, "kind": "a=b", "side": "b",
-         "width": 4, "size": 6})
+         "width": 0, "size": 6})
 
 
 @pytest.mark.parametrize("name", ["steps", "seed", "lr", "device", "test_trials", "help"])
@@ -173,10 +173,9 @@ def test_an_argument_of_a_model_has_no_name_of_a_flag(student, capsys, name):
                     "flag of this name")
 
 
-@pytest.mark.parametrize("default", ["", "=None", "=(32, 32)", "=int", ": 'Literal[1, 2]' = 3"])
+@pytest.mark.parametrize("default", ["", "=None", "=(32, 32)", "=int"])
 def test_a_flag_needs_a_default_that_it_can_carry(student, capsys, default):
-    student("mine", "from typing import Literal\n"
-            f"class Model:\n    def __init__(self, sizes{default}): pass")
+    student("mine", f"\nclass Model:\n    def __init__(self, sizes{default}): pass")
     line, = refusal(capsys, train, "--model", "mine")
     assert line.startswith("train.py: error: mine: Model needs a default for sizes that a flag")
 
@@ -247,7 +246,7 @@ def test_a_step_reports_accuracy_and_clips_gradients():
 # ---- training -----------------------------------------------------------------------------------
 def test_a_run_leaves_files_that_tell_all(tmp_path, capsys):
     folder, = run(tmp_path, "--steps", "12")
-    assert folder == tmp_path / "systematic1/sstfmr/dim16-layers1-steps12-batchsize8/seed0"
+    assert folder == tmp_path / "systematic1/sstfmr/steps12-batchsize8-dim16-layers1/seed0"
     code = {path.name: path.read_bytes() for path in map(Path, (
         data.__file__, train.__file__, module_of("sstfmr").__file__))}
     files = {"config.json", "log.csv", "checkpoint.pt", "result.json", *code}
@@ -319,17 +318,15 @@ def test_rates_and_optimizers(trained):
 
 
 def test_a_shared_parameter_is_moved_once():
-    """Two Linears with one matrix, and a table that is also a Linear's matrix, which is AdamW's."""
+    """Two Linears with one matrix, which is Muon's."""
     model = module_of("sstfmr").Model(dim=16)
     first, second = model.blocks[0].attention, model.blocks[1].attention
     first.query.weight = second.query.weight
-    second.value.weight = model.stimulus.shape.weight
     adamw, muon = train.make_optimizers(model, "muon", 1)
     held = [p for optimizer in (adamw, muon) for group in optimizer.param_groups
             for p in group["params"]]
     assert len(held) == len({*held}) == len([*model.parameters()])
-    moved = {*muon.param_groups[0]["params"]}
-    assert first.query.weight in moved and model.stimulus.shape.weight not in moved
+    assert first.query.weight in {*muon.param_groups[0]["params"]}
 
 
 def test_muon_computes_what_that_of_torch_does():
@@ -411,7 +408,7 @@ def test_what_happens_is_printed_at_once(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_ends_a_run(tmp_path, capsys, student):
     student("mine", SSTFMR.replace(FORWARD, f"{FORWARD} / (1 - self.training)"))
     line, = refusal(capsys, train, *tiny("--model", "mine", "--out", tmp_path))
-    assert re.search("error: .*mine.dim16-.*seed0: the loss is nan at step 3: try a lower", line)
+    assert re.search("error: .*mine.*dim16.*seed0: the loss is nan at step 3: try a lower", line)
 
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
@@ -568,7 +565,7 @@ def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
     if not shutil.which("xargs"):
         pytest.skip("needs xargs")
     flags = ("--model rnn gru --split distractor systematic1 --seed 0 1 --dim 16 --steps 2 "
-             "--batch-size 8 --test-trials 5 --device cpu --out").split() + [str(tmp_path)]
+             "--batch-size 8 --test-trials 5 --device cpu --out").split() + [str(tmp_path / "two words")]
     train.main(["--list"])
     assert capsys.readouterr().out == "--model sstfmr --split productive --seed 0\n"  # no blank
     train.main([*flags, "--list"])
@@ -581,10 +578,6 @@ def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
     assert capsys.readouterr().out.count("(0/2)") == 8  # two models, two splits, two tables
     train.main(flags)
     assert capsys.readouterr().out.count(" is finished\n") == 8
-
-
-def test_a_list_refuses_what_would_need_quotes(capsys):
-    assert "needs quotes" in refusal(capsys, train, "--list", "--out", "two words")[0]
 
 
 def overtaken(out):  # the first of two processes: after its first checkpoint, another one finishes
@@ -637,10 +630,3 @@ def test_signal_handlers_of_the_caller_come_back(tmp_path):
     run(tmp_path)
     assert signal.signal(signal.SIGTERM, before) is mine
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_run_may_be_made_in_a_thread(tmp_path):  # ... which may set no signal handlers
-    thread = threading.Thread(target=run, args=(tmp_path,))
-    thread.start()
-    thread.join()
-    assert len([*tmp_path.rglob("result.json")]) == 1
