@@ -9,10 +9,10 @@
     python eval.py runs/productive/sstfmr --why      # what its hidden states hold
 
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
-the first time: result.json keeps what it measured, until a run is tested again. They build the model from the copy of its file
-in the run's folder, and stop where today's data.py draws other trials than the run was tested on
-(the first 100 are compared).
-So an edit of models/ or data.py changes nothing that is said of a finished run.
+the first time: result.json keeps what it measured, until a run is tested again. They build the
+model from the copy of its file in the run's folder, and stop where today's data.py draws other
+trials than the run was tested on (the first 100 are compared). So an edit of models/ or data.py
+changes nothing that is said of a finished run.
 """
 import argparse
 import collections

@@ -565,7 +565,8 @@ def test_a_list_of_runs_is_made_by_xargs(tmp_path, capsys):
     if not shutil.which("xargs"):
         pytest.skip("needs xargs")
     flags = ("--model rnn gru --split distractor systematic1 --seed 0 1 --dim 16 --steps 2 "
-             "--batch-size 8 --test-trials 5 --device cpu --out").split() + [str(tmp_path / "two words")]
+             "--batch-size 8 --test-trials 5 --device cpu --out").split()
+    flags.append(str(tmp_path / "two words"))
     train.main(["--list"])
     assert capsys.readouterr().out == "--model sstfmr --split productive --seed 0\n"  # no blank
     train.main([*flags, "--list"])
