@@ -594,8 +594,8 @@ def keys_of(instruction, stimulus):
 def attention_of(model, instruction, stimulus):
     """Where the token that answers looks, in one trial: (name, [(key, weight), ...]) of each block
     that a model names, in the order of computing; and the answer. Weights are means over heads. In
-    LookTfmr and FindTfmr it is each selector that looks. UsageError where a block has other tokens
-    than the model says."""
+    LookTfmr and FindTfmr it is each selector that looks. KeyError or ValueError where a block has
+    other tokens than the model says."""
     tokens = keys_of(instruction, stimulus)
     seen = []
     features, calls = watch(model, instruction[None], stimulus[None])
@@ -605,19 +605,15 @@ def attention_of(model, instruction, stimulus):
         tokens["latents"] = [f"latent {i}" for i in range(context.shape[1])]
         keys = []
         for group in call.groups.split():
-            if group not in tokens:
-                raise UsageError(f"{group!r} in `looks` is none of {', '.join(tokens)}")
             keys += tokens[group]
         weights = block.attention.weights(block.norm1(x), block.norm1(context), bias)[0].mean(0)
-        if weights.shape[1] != len(keys):
-            raise UsageError(f"{call.name} looks at {weights.shape[1]} tokens, but {call.groups!r} "
-                             f"in `looks` are {len(keys)}")
         if call.row == "selectors":
             for title, shares in zip(tokens["selectors"], weights.tolist()):
                 if title not in data.OPERATORS:  # "SumOdd" alone: no second selector
-                    seen.append((title, list(zip(keys, shares))))
+                    seen.append((title, list(zip(keys, shares, strict=True))))
         else:
-            seen.append((call.name, list(zip(keys, weights[call.row].tolist()))))
+            shares = weights[call.row].tolist()
+            seen.append((call.name, list(zip(keys, shares, strict=True))))
     return seen, data.ANSWERS[model.readout(features).argmax()]
 
 
