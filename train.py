@@ -178,7 +178,7 @@ def make_optimizers(model, name, lr):
     """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
     and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
     matrices = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    matrices.remove(model.readout.weight)
+    matrices.discard(model.readout.weight)
     hidden = []
     decayed = []
     vectors = []
