@@ -69,7 +69,7 @@ OPERATORS = {  # in the order of their numbers in tokens, from 1; a new operator
 GETS = "GetLocation", "GetColor", "GetShape"
 PARITIES = "SumEven", "SumOdd", "ProductEven", "ProductOdd"
 IF_ELSE = list(OPERATORS).index("IfElse") + 1
-# The rows of an instruction that are a level's operators, from and up to; others are IfElses.
+# start, end: rows start to end - 1 of an instruction are a level's operators; others are IfElses.
 LEVELS = (0, 1), (2, 4), (6, 10), (14, 22), (30, 46)
 OPERATOR_ROWS = [row for start, end in LEVELS for row in range(start, end)]
 LONGEST = OPERATOR_ROWS[-1] + 1  # 46 rows, at depth 9
@@ -114,11 +114,16 @@ HELD_OUT3 = Subset((Pool(LEAVES_B, CONDITIONS_A), Pool(LEAVES_A, CONDITIONS_B)),
 # and the hardest one is the last.
 SPLITS = {
     "distractor": {"train": Subset(), "iid": Subset(),
-                   **{f"distractors{m}": Subset(distractors=(m, m)) for m in (10, 20, 30, 40)}},
+                   "distractors10": Subset(distractors=(10, 10)),
+                   "distractors20": Subset(distractors=(20, 20)),
+                   "distractors30": Subset(distractors=(30, 30)),
+                   "distractors40": Subset(distractors=(40, 40))},
     "systematic1": {"train": TRAINED1, "iid": TRAINED1, "ood": HELD_OUT1},
     "systematic3": {"train": TRAINED3._replace(depths=(1, 3)), "iid": TRAINED3, "ood": HELD_OUT3},
     "productive": {"train": Subset(depths=(1, 3)),
-                   **{f"depth{d}": Subset(depths=(d,)) for d in (1, 3, 5, 7, 9)}},
+                   "depth1": Subset(depths=(1,)), "depth3": Subset(depths=(3,)),
+                   "depth5": Subset(depths=(5,)), "depth7": Subset(depths=(7,)),
+                   "depth9": Subset(depths=(9,))},
 }
 # Each of these has a twin like the authors', such as distractor_release.
 for split in "distractor", "systematic1", "systematic3", "productive":
@@ -214,7 +219,9 @@ def draw(subset, depth, rng):
         counts = [rng.choice(OPERATORS[name].objects) for name in names]
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
-        for _ in range(20):  # first with the same operators: new ones favor those that fail less
+        # 20 tries with the same operators: if a failure drew new ones at once, operators that fail
+        # often would become rare
+        for _ in range(20):
             try:
                 return draw_with(names, counts, pool, number, subset.shortcuts, rng)
             except RunOut:
@@ -239,7 +246,7 @@ def draw_with(names, counts, pool, number, shortcuts, rng):
 def draw_pairs(names, counts, pool, shortcuts, rng):
     """Rules 1 and 3: {operator's index: its pairs}, and the pairs that are left for distractors."""
     asked = set()  # pairs that some operator asks for
-    shown = set()  # pairs that one may show on the grid
+    shown = set()  # pairs that some operator may put on the grid
     pairs = {}
     first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
@@ -262,8 +269,9 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
 
 
 def draw_apart(operator, pool, asked, shown, rng):
-    """The pairs of a GetColor, GetShape or Exist, so that none shows what another one asks for.
-    What it asks for is added to `asked`, what it may show to `shown`."""
+    """The pairs of a GetColor, GetShape or Exist. `asked` and `shown` are the pairs that the
+    operators before it ask for, and may put on the grid; its own are added. No operator may put on
+    the grid what another one asks for."""
     for _ in range(100):
         shape = rng.choice(pool.shapes)
         color = rng.choice(pool.colors)
@@ -295,7 +303,8 @@ def draw_grid(tree, path, distractors, shortcuts, rng):
     others = [i for i in range(len(tree)) if i not in path]
     for i in path[::-1] + others:
         operator, pairs, truth = tree[i]
-        if holds := OPERATORS[operator].holds:
+        holds = OPERATORS[operator].holds
+        if holds:
             cells, decoy = draw_cells(holds, truth, len(pairs), grid, shortcuts, rng)
             grid.update(zip(cells, pairs))
             if distractors:
@@ -315,7 +324,7 @@ def draw_cells(holds, truth, number, grid, shortcuts, rng):
     """Rule 5: cells that give the drawn truth, and a decoy's cell that would reverse it (with
     `shortcuts`, just another cell)."""
     free = [cell for cell in CELLS if cell not in grid]
-    replaced = rng.randrange(number)  # the object that would reverse the truth from there
+    replaced = rng.randrange(number)  # in the decoy's cell, this object would reverse the truth
     for _ in range(300):
         drawn = rng.choices(free, k=number + 1)
         cells = drawn[:-1]
@@ -345,8 +354,8 @@ def encode(tree, path, grid):
         token = [names.index(operator) + 1]
         asked = pairs[:1] if operator == "Exist" else pairs  # no companion
         for shape, color in asked:
-            token += [0 if operator == "GetShape" else shape + 1,
-                      0 if operator == "GetColor" else color + 1]
+            token.append(0 if operator == "GetShape" else shape + 1)
+            token.append(0 if operator == "GetColor" else color + 1)
         instruction[row] = token + [0] * (5 - len(token))
     stimulus = np.zeros((len(CELLS), 2), np.int64)
     for (row, column), (shape, color) in grid.items():
@@ -355,7 +364,8 @@ def encode(tree, path, grid):
     shape, color = pairs[0]
     answer = TRUE if truth else FALSE
     if operator == "GetLocation":
-        answer = FIRST_CELL + [grid.get(cell) for cell in CELLS].index((shape, color))
+        cell_of = {pair: cell for cell, pair in grid.items()}
+        answer = FIRST_CELL + CELLS.index(cell_of[shape, color])
     elif operator == "GetColor":
         answer = FIRST_COLOR + color
     elif operator == "GetShape":
@@ -371,7 +381,11 @@ def operators_of(instruction):
 
 def stream(name, subset, depth, numbers):
     """Trials of a Subset by number. Each depends on the stream's name, the depth and its number."""
-    drawn = [encode(*draw(subset, depth, random.Random(f"{name} {depth} {i}"))) for i in numbers]
+    drawn = []
+    for i in numbers:
+        rng = random.Random(f"{name} {depth} {i}")
+        tree, path, grid = draw(subset, depth, rng)
+        drawn.append(encode(tree, path, grid))
     instruction, stimulus, answer = zip(*drawn)
     return Trials(torch.tensor(instruction), torch.tensor(np.stack(stimulus)), torch.tensor(answer))
 
@@ -391,23 +405,27 @@ def trials(split, subset, n, *, seed=0, depth=None):
 
 
 class Batches(torch.utils.data.Dataset):
-    """A seed's training batches. Item i is batch i: Trials of one depth, unlike the authors', and
-    the depths in turn."""
+    """A seed's training batches: Item i is the Trials of batch i. A batch has one depth (the
+    authors' mix them), and the depths take turns."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
         self.name = f"training {seed} {split}"
         self.subset = find(split, "train")
         self.size = batch_size
-        self.per_depth = train_size // len(self.subset.depths) if train_size else None
+        self.per_depth = None  # trials; None: all are new
+        if train_size:
+            self.per_depth = train_size // len(self.subset.depths)
+            self.per_epoch = self.per_depth // batch_size  # batches of a depth
         if train_size and self.per_depth < batch_size:
             raise UsageError(f"{train_size:,} training trials are less than a batch of each depth")
 
     def __getitem__(self, i):
-        turn, which = divmod(i, len(self.subset.depths))
-        depth = self.subset.depths[which]
+        depths = self.subset.depths
+        depth = depths[i % len(depths)]
+        turn = i // len(depths)  # batch number `turn` of this depth
         numbers = range(turn * self.size, (turn + 1) * self.size)
         if self.per_depth:  # a fixed set, reshuffled each epoch; what fills no batch is left out
-            epoch, place = divmod(turn, self.per_depth // self.size)
+            epoch, place = divmod(turn, self.per_epoch)
             seed = random.Random(f"order {self.name} {depth} {epoch}").getrandbits(32)
             order = np.random.RandomState(seed).permutation(self.per_depth)
             numbers = order[place * self.size:(place + 1) * self.size]
@@ -425,7 +443,10 @@ class Solved(NamedTuple):
 
 def evaluate(instruction, stimulus):
     """All operators of a trial (T, 5), (100, 2), level by level."""
-    grid = {cell: (shape, color) for cell, (shape, color) in zip(CELLS, stimulus.tolist()) if shape}
+    grid = {}  # of objects alone
+    for cell, (shape, color) in zip(CELLS, stimulus.tolist()):
+        if shape:
+            grid[cell] = shape, color
     names = list(OPERATORS)
     solved = []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
@@ -434,9 +455,12 @@ def evaluate(instruction, stimulus):
         operator = names[number - 1]
         selectors = [pair for pair in ((shape1, color1), (shape2, color2)) if pair != (0, 0)]
         found = []
-        for shape, color in selectors:  # 0 matches any
-            found.append([cell for cell, (its_shape, its_color) in grid.items()
-                          if shape in (0, its_shape) and color in (0, its_color)])
+        for shape, color in selectors:
+            cells = []
+            for cell, (its_shape, its_color) in grid.items():
+                if shape in (0, its_shape) and color in (0, its_color):  # 0 matches any
+                    cells.append(cell)
+            found.append(cells)
         solved.append(Solved(operator, selectors, found, answer_of(operator, grid, found)))
     return solved
 
@@ -446,7 +470,8 @@ def answer_of(operator, grid, found):
     if operator == "Exist":
         return TRUE if found[0] else FALSE
     cells = tuple(matches[0] for matches in found)
-    if holds := OPERATORS[operator].holds:
+    holds = OPERATORS[operator].holds
+    if holds:
         return TRUE if holds(cells) else FALSE
     row, column = cells[0]
     shape, color = grid[cells[0]]
@@ -501,7 +526,10 @@ def show(trial):
     """A trial as text. [Brackets] mark what the answering path asks for, pi is pink."""
     instruction, stimulus, answer = trial
     solved = evaluate(instruction, stimulus)
-    asked = [cell for i in descend(solved) for cells in solved[i].found for cell in cells]
+    asked = []
+    for i in descend(solved):
+        for cells in solved[i].found:
+            asked += cells
     lines = ["  " + "".join(f"{column:>4}  " for column in range(GRID))]
     for (row, column), (shape, color) in zip(CELLS, stimulus.tolist()):
         if column == 0:
@@ -543,7 +571,8 @@ def main(argv=None):
     with ending(parser):
         subset = args.subset or in_distribution(args.split)
         made = trials(args.split, subset, args.n, seed=args.seed, depth=args.depth)
-        print("\n\n\n".join(map(show, zip(*made))))
+        texts = [show(trial) for trial in zip(*made)]
+        print("\n\n\n".join(texts))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def write(path, content):
 
 def load(folder, trained=True):
     """The model of a finished run, ready to call, and its config. Or the same before training. It
-    is built from the copy of the model's file in the folder, and with the run's seed, to which it
-    sets torch's. UsageError if it does not fit today's data.py."""
+    is built from the copy of the model's file in the folder. It sets torch's seed to the run's, so
+    that an untrained model starts like the run. UsageError if it does not fit today's data.py."""
     folder = Path(folder)
     config = read(folder / "result.json")["config"]
     try:
@@ -99,15 +99,15 @@ def score(model, split, n, device):
     """On n trials of each test set: accuracy (0 to 1), baselines, accuracy by kind of trial.
     UsageError if logits are not finite: the largest of them would be no answer."""
     result = {"accuracy": {}, "baselines": {}, "kinds": {}}
-    for test in tqdm(data.tests_of(split), f"testing {split}", leave=False,
-                     disable=n < 1000 or None):  # True: hidden; None: where stderr is no terminal
+    hidden = True if n < 1000 else None  # None: hidden where stderr is no terminal
+    for test in tqdm(data.tests_of(split), f"testing {split}", leave=False, disable=hidden):
         subset = data.find(split, test)
         train = data.find(split, "train")
         trials, kinds, baselines = test_set(split, test, n, subset, train)
         logits = predict(model, trials, device)
         if not logits.isfinite().all():
             raise UsageError(f"on {test} of {split}, logits of the model are not finite")
-        right = (logits.argmax(1) == trials.answer).double()  # as a float, 95 of 100 are less
+        right = (logits.argmax(1) == trials.answer).double()  # in float32, 95 of 100 is below 0.95
         result["accuracy"][test] = right.mean().item()
         result["baselines"][test] = baselines
         result["kinds"][test] = {kind: right[where].mean().item() for kind, where in kinds.items()}
@@ -144,8 +144,10 @@ def mistakes(run, n, subset=None):
 
 # ---- test sets, and what one can have without solving the task ----------------------------------
 @functools.cache
-def test_set(split, test, n, subset, train):  # drawn again if a Subset is edited in a notebook
-    """n Trials; kind of trial -> the numbers of its trials; baseline -> its accuracy."""
+def test_set(split, test, n, subset, train):
+    """n Trials; kind of trial -> the indices of its trials; baseline -> its accuracy. `subset` and
+    `train` are what the names stand for now: if a notebook edits them, the cache draws again."""
+    # "no binding" knows which objects training pairs with an operator, if they are the test's, too
     known = train if subset.pools == train.pools else train._replace(pools=(data.Pool(),))
     trials = data.trials(split, test, n)
     kinds = {}  # in the order of OPERATORS
@@ -257,6 +259,7 @@ def find_runs(patterns):
         for folder in folders_in(pattern):
             try:
                 run = read_run(folder) | {"folder": folder}
+                # "ends" are two test sets, near and far: the one like training, and the hardest
                 run["ends"] = run["config"]["in_distribution"], run["config"]["hardest"]
                 found.append(run)
             except (ValueError, KeyError, TypeError):
@@ -299,8 +302,9 @@ def comparable(runs):
     for run in sorted(runs, key=lambda run: not run["accuracy"]):  # finished ones come first
         split = run["config"]["split"]
         place = split, run["row"], run["config"]["seed"]
-        trials = first.setdefault(split, run)["checksums"]
-        others = [test for test, x in run["checksums"].items() if trials.get(test, x) != x]
+        of_first = first.setdefault(split, run)["checksums"]
+        both = [test for test in run["checksums"] if test in of_first]
+        others = [test for test in both if run["checksums"][test] != of_first[test]]
         if others or run["ends"] != first[split]["ends"]:
             print(f"not shown: {run['folder']}, tested on other trials", file=sys.stderr)
         elif place in shown:
@@ -347,7 +351,10 @@ def collect(runs):
             rows.setdefault(run["row"], {}).setdefault(test, []).append(value)
     order = [split for split in data.SPLITS if split in splits]
     order += [split for split in splits if split not in data.SPLITS]  # gone since
-    return {split: {row: tests for row, tests in splits[split].items() if tests} for split in order}
+    found = {}
+    for split in order:
+        found[split] = {row: tests for row, tests in splits[split].items() if tests}
+    return found
 
 
 def collect_kinds(runs):
@@ -403,7 +410,7 @@ def split_table(split, rows, kinds, near):
 def verdict(near, far):
     """Do seeds that have learned generalize? In words, with their mean on the hardest test set, or
     with that of all in distribution if none has. `near` and `far` are their accuracies there."""
-    learned = [hardest for first, hardest in zip(near, far) if first >= LEARNED]
+    learned = [hard for easy, hard in zip(near, far) if easy >= LEARNED]
     seeds = f"({len(learned)}/{len(near)})"
     if not learned:
         return f"not learned {100 * statistics.mean(near):.1f} {seeds}"
@@ -523,9 +530,10 @@ def draw_curves(runs, splits, ends, colors):
         log = [line for line in run["log"] if near in line]
         steps = [line["step"] for line in log]
         accuracy = [line[near] for line in log]
-        handles[run["row"]], = panels[split].plot(
+        lines = panels[split].plot(
             steps, accuracy, label=run["row"], color=colors[run["row"]], linewidth=0.8,
             marker=f"${run['config']['seed']}$", markersize=6, markeredgewidth=0.3)
+        handles[run["row"]] = lines[0]  # plot draws one line, in a list
     for split, axis in panels.items():
         near, _ = ends[split]
         axis.set(title=f"{split}: {near}", xlabel="training steps", ylim=(0, 103))
@@ -580,13 +588,16 @@ def keys_of(instruction, stimulus):
     names = list(data.OPERATORS)
     first = []
     second = []
+    selectors = []
     for number, shape1, color1, shape2, color2 in instruction.tolist():
         first.append(f"{names[number - 1]} {data.words(shape1, color1)}".strip())
         second.append(f"{names[number - 1]} {data.words(shape2, color2)}".strip())
+        if number != data.IF_ELSE:
+            selectors += [first[-1], second[-1]]  # those of an operator side by side
     cells = [cell for cell, (shape, _) in zip(data.CELLS, stimulus.tolist()) if shape]
     return {"question": first + second + ["EOS of the question"],
             "operators": [key for key in first + second if key != "IfElse"],
-            "selectors": [key for pair in zip(first, second) for key in pair if key != "IfElse"],
+            "selectors": selectors,
             "answers": [f"answer to {key}" for key in first if key != "IfElse"],
             "objects": cells, "grid": cells + ["empty cells", "EOS of the grid"]}
 
@@ -700,8 +711,9 @@ def similarity_ranks(x):
     correlations share a mean rank."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     pairs = torch.corrcoef(x.double())[first, second].nan_to_num().round(decimals=5)
-    _, place, count = pairs.unique(return_inverse=True, return_counts=True)
-    return (count.cumsum(0) - (count - 1) / 2)[place].double()
+    _, group, size = pairs.unique(return_inverse=True, return_counts=True)  # groups of equal ones
+    mean_rank = size.cumsum(0) - (size - 1) / 2  # of each group: its last rank is the cumsum
+    return mean_rank[group].double()
 
 
 def alignment(x, trials):
@@ -787,15 +799,15 @@ def why_table(runs):
 
 
 # ---- the command line ---------------------------------------------------------------------------
-def between(low, high):
-    """A type for argparse: the numbers from low to high, whole ones unless high is a float."""
+def between(low, high, kind=int):
+    """A type for argparse: the numbers of a kind, int or float, from low to high."""
     def convert(text):
         with contextlib.suppress(ValueError):
-            value = type(high)(text)
+            value = kind(text)
             if low <= value <= high:
                 return value
-        kind = "an integer" if isinstance(high, int) else "a number"
-        raise argparse.ArgumentTypeError(f"must be {kind} from {low} to {high}, not {text}")
+        name = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {name} from {low} to {high}, not {text}")
     return convert
 
 

@@ -45,9 +45,11 @@ from models import ALL, available, module_of
 TRAINING = {"steps": 6_000, "batch_size": 64, "train_size": None, "optimizer": "muon", "lr": 1e-3,
             "schedule": "cooldown"}
 MUON_RATIO = 3  # Muon's learning rate over AdamW's
-MOMENTUM, DECAY = 0.95, 0.01  # of Muon; of weights
+MOMENTUM = 0.95  # of Muon
+DECAY = 0.01  # of weights, times the rate
 COOLDOWN = 0.2  # the share of the steps in which the rate falls
-REPORT_EVERY, EARLY = 500, 100  # steps; in the first thousand
+REPORT_EVERY = 500  # steps: then it tests a little, and saves
+EARLY = 100  # the same, in the first thousand steps
 LOG_TRIALS = 300  # per test set, in a report
 SOURCE = Path(__file__).read_bytes()  # as it runs
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]  # the default is the last
@@ -62,7 +64,7 @@ def fit(config, folder, again=False, workers=0):
     size = config["batch_size"]
     device = config["device"]
     batches = data.Batches(split, size, config["seed"], config["train_size"])
-    model, optimizers = build(config)  # where it fails, there is no folder
+    model, optimizers = build(config)  # before `prepare`: if it fails, no folder is made
     finished = prepare(config, folder, again)
     if finished:
         print(f"{folder} is finished", flush=True)
@@ -75,15 +77,20 @@ def fit(config, folder, again=False, workers=0):
     sums = state["sums"].to(device)  # of loss and accuracy, since then
     print(f"{folder}, from step {step:,}", flush=True)
 
+    # A DataLoader draws a number when it starts: not from torch's own generator, which is the
+    # model's (dropout, strays), or a resumed run would end with other bits.
     loader = DataLoader(batches, batch_size=None, sampler=range(step, steps), num_workers=workers,
                         pin_memory=device == "cuda", worker_init_fn=ignore_stops,
-                        generator=torch.Generator())  # the default one is the model's
-    bar = tqdm(loader, f"{split} {config['model']} seed {config['seed']}", steps, initial=step,
-               unit=" trials", unit_scale=size, disable=None)
+                        generator=torch.Generator())
+    name = f"{split} {config['model']} seed {config['seed']}"
+    bar = tqdm(loader, desc=name, total=steps, initial=step, unit=" trials", unit_scale=size,
+               disable=None)  # None: no bar where stderr is no terminal
     began = time.perf_counter() - state["seconds"]
-    reports = {10, steps, *range(EARLY, 1_000, EARLY), *range(1_000, steps, REPORT_EVERY)}
-    stops = []
-    with on_stop(lambda *_: stops.append(True)):  # a stop waits for the end of the step
+    reports = {10, steps}  # after which steps
+    reports.update(range(EARLY, 1_000, EARLY))
+    reports.update(range(1_000, steps, REPORT_EVERY))
+    stops = []  # the signals that have come: the loop saves and ends after the step they came in
+    with on_stop(lambda number, frame: stops.append(number)):
         for batch in bar:
             rate = rate_at(step, steps, config["schedule"])
             sums += learn(model, optimizers, batch, rate, device)
@@ -95,8 +102,9 @@ def fit(config, folder, again=False, workers=0):
                     raise UsageError(f"the loss is {loss} at step {step}: try a lower --lr")
             if step in reports:
                 row = {"step": step, "trials": step * size, "loss": round(loss, 4),
-                       "train": round(100 * accuracy, 1), **test_a_little(model, config),
-                       "seconds": round(time.perf_counter() - began, 1)}
+                       "train": round(100 * accuracy, 1)}
+                row |= test_a_little(model, config)
+                row["seconds"] = round(time.perf_counter() - began, 1)
                 bar.write("  ".join(f"{name} {value:,}" for name, value in row.items()), sys.stderr)
                 rows.append(row)
                 since = step
@@ -142,7 +150,7 @@ def learn(model, optimizers, batch, rate, device):
 
 def rate_at(step, steps, schedule):
     """The learning rate at a step, from 0 on, as a share of its peak: always 1, or with a cooldown,
-    in which it falls to 0 in a line (Hägele et al. 2024, arXiv 2405.18392)."""
+    in which it falls linearly to 0 (Hägele et al. 2024, arXiv 2405.18392)."""
     if schedule == "constant":
         return 1
     return min(1, (steps - step) / (COOLDOWN * steps))
@@ -177,21 +185,22 @@ def ignore_stops(_):  # in a process that draws trials
 def make_optimizers(model, name, lr):
     """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
     and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
-    matrices = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    matrices.discard(model.readout.weight)
-    hidden = []
+    # a set, in which torch looks tensors up by identity, not by value
+    linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    linear.discard(model.readout.weight)
+    for_muon = []
     decayed = []
     vectors = []
     for p in model.parameters():
-        if name == "muon" and p in matrices:
-            hidden.append(p)
+        if name == "muon" and p in linear:
+            for_muon.append(p)
         elif p.dim() > 1:
             decayed.append(p)
         else:
             vectors.append(p)
     adamw = torch.optim.AdamW([{"params": decayed, "peak": lr, "weight_decay": DECAY},
                                {"params": vectors, "peak": lr, "weight_decay": 0}], fused=True)
-    return [adamw, Muon(hidden, MUON_RATIO * lr)] if hidden else [adamw]
+    return [adamw, Muon(for_muon, MUON_RATIO * lr)] if for_muon else [adamw]
 
 
 class Muon(torch.optim.Optimizer):
@@ -240,9 +249,10 @@ def orthogonal(x):  # (matrices, rows, columns)
 # ---- the files of a run -------------------------------------------------------------------------
 def prepare(config, folder, again):
     """Returns whether the run in a folder is finished. If not, puts config.json and copies of the
-    code there. UsageError if that run, or another seed beside it, was made otherwise: seeds of a
-    row differ in nothing else. With `again` that run is removed, and the others are not asked.
-    UsageError also if a finished run is to be tested again, but has no weights."""
+    code there. UsageError if this run or another seed beside it was made otherwise: seeds of a row
+    must differ in nothing else. With `again`, this run starts anew if it was made otherwise, and
+    other seeds are not looked at. UsageError also if a finished run is to be tested with more
+    trials, but has no weights."""
     model = available()[config["model"]]
     code = {Path(data.__file__): data.SOURCE, Path(__file__): SOURCE, model: model.read_bytes()}
     result = folder / "result.json"
@@ -251,7 +261,8 @@ def prepare(config, folder, again):
             (folder / name).unlink(missing_ok=True)
     if not again:
         for other in sorted(folder.parent.glob("seed*")):
-            if different := differences(other, config, code):
+            different = differences(other, config, code)
+            if different:
                 raise UsageError(f"{other} was made otherwise ({'; '.join(different)}): choose "
                                  "another --out, or start anew with --again and all seeds")
     if result.exists() and read(result)["config"]["test_trials"] >= config["test_trials"]:
@@ -348,9 +359,11 @@ def parser_of(model):
 
 
 def choosing():
-    """The flags that say which runs to make."""
+    """The flags that say which runs to make. It has no --help: parser_of prints that, with the
+    flags of the model."""
     parser = argparse.ArgumentParser("train.py", add_help=False, **PLAIN)
     add = parser.add_argument_group("which runs").add_argument
+    # no default here, because "extend" adds to a default: `configurations` has them
     several = {"nargs": "+", "action": "extend", "default": argparse.SUPPRESS}
     add("--model", choices=["all", *available()], **several,
         help=f"which ones (default: sstfmr); all: {', '.join(ALL)}")
@@ -384,13 +397,13 @@ def recipe_of(model):
     add("--batch-size", type=whole, help="trials per batch")
     add("--train-size", type=whole, help="so many trials, again and again; without it, all are new")
     add("--optimizer", choices=["muon", "adamw"], help="muon for matrices, adamw for the rest")
-    add("--lr", type=between(1e-30, 1e30), help="AdamW's peak, and a third of Muon's")
+    add("--lr", type=between(1e-30, 1e30, float), help="AdamW's peak, and a third of Muon's")
     add("--schedule", choices=["cooldown", "constant"],
         help="of the rate; cooldown: it falls to 0 in the last fifth of the steps")
     parser.set_defaults(**TRAINING)
     typed = []
     for name, value in getattr(module_of(model), "TRAINING", {}).items():
-        if name not in TRAINING or value != TRAINING[name]:
+        if name not in TRAINING or value != TRAINING[name]:  # train_size None cannot be typed
             typed.append(f"--{name.replace('_', '-')}={value}")
     parser.set_defaults(**vars(parser.parse_args(typed)))
     return parser
@@ -423,8 +436,9 @@ def add_arguments(parser, model):
 
 
 def configurations(chosen, others):
-    """For each run its flags, all its arguments, and its configuration: all that decides its
-    numbers. `chosen` are the flags that say which runs, `others` those of every run, as text."""
+    """For each run its flags as text, the same ones parsed, and its configuration. `chosen` are the
+    flags that say which runs. `others` are all further ones, as text: only the parser of a model
+    can read them, because it knows the model's own flags."""
     asked = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(chosen)
     if "all" in asked["model"]:
         asked["model"] = asked["model"] + ALL
@@ -433,19 +447,26 @@ def configurations(chosen, others):
         asked["split"] = asked["split"] + ours
     splits = [name for name in data.SPLITS if name in asked["split"]]
     parsers = {name: parser_of(name) for name in available() if name in asked["model"]}
-    for split, model, seed in itertools.product(splits, parsers, dict.fromkeys(asked["seed"])):
+    seeds = dict.fromkeys(asked["seed"])  # each once
+    for split, model, seed in itertools.product(splits, parsers, seeds):
         flags = ["--model", model, "--split", split, "--seed", str(seed)] + others
         args = parsers[model].parse_args(others)
-        names = inspect.signature(module_of(model).Model).parameters
-        arguments = {name: vars(args)[name] for name in names}
-        recipe = {name: vars(args)[name] for name in TRAINING}
-        yield flags, args, {
-            "split": split, "in_distribution": data.in_distribution(split),
-            "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
-            "settings": settings_of(recipe | dict(sorted(arguments.items())), parsers[model]),
-            "model_args": arguments, **recipe, "muon_ratio": MUON_RATIO, "momentum": MOMENTUM,
-            "weight_decay": DECAY, "cooldown": COOLDOWN,
-            "test_trials": args.test_trials, "device": args.device}
+        yield flags, args, configuration(split, model, seed, args, parsers[model])
+
+
+def configuration(split, model, seed, args, parser):
+    """All that decides the numbers of a run."""
+    values = vars(args)
+    names = inspect.signature(module_of(model).Model).parameters
+    arguments = {name: values[name] for name in names}
+    recipe = {name: values[name] for name in TRAINING}
+    by_name = {name: values[name] for name in sorted(names)}
+    return {
+        "split": split, "in_distribution": data.in_distribution(split),
+        "hardest": data.tests_of(split)[-1], "model": model, "seed": seed,
+        "settings": settings_of(recipe | by_name, parser), "model_args": arguments, **recipe,
+        "muon_ratio": MUON_RATIO, "momentum": MOMENTUM, "weight_decay": DECAY,
+        "cooldown": COOLDOWN, "test_trials": args.test_trials, "device": args.device}
 
 
 def settings_of(values, parser):
@@ -466,8 +487,8 @@ def main(argv=None):
             for flags, _, _ in runs:
                 print(shlex.join(flags))
             return
-        device = runs[0][1].device
-        print(f"Runs: {len(runs)}, on {device}, with a line every {EARLY} steps, later "
+        _, _, first = runs[0]
+        print(f"Runs: {len(runs)}, on {first['device']}, with a line every {EARLY} steps, later "
               f"{REPORT_EVERY}, accuracy in %. After a stop, the same command goes on.", flush=True)
         finished = []
         for _, args, config in runs:

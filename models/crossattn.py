@@ -90,8 +90,9 @@ class Stimulus(nn.Module):
         objects = self.shape(shape) + self.color(color) + self.cell(cell)
         empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
         x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
-        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
-        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        one = torch.ones_like(cell[:, :1])  # (B, 1)
+        # of an object 1, but 0 where a trial has fewer than `most`; of n empty cells n; of EOS 1
+        count = torch.cat([shape > 0, is_empty.sum(1, keepdim=True), one], 1)
         return x, count.log()
 
 
@@ -100,20 +101,20 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
-        self.split = heads, -1  # C = H * D
+        self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q = self.query(x).unflatten(2, self.split)
-        k = self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, (self.heads, -1))  # (B, N, H, D): C = H D
+        k = self.key(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
-        v = self.value(context).unflatten(2, self.split)
+        v = self.value(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
         return self.out(x.flatten(2))
 

@@ -78,20 +78,20 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
-        self.split = heads, -1  # C = H * D
+        self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q = self.query(x).unflatten(2, self.split)
-        k = self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, (self.heads, -1))  # (B, N, H, D): C = H D
+        k = self.key(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
-        v = self.value(context).unflatten(2, self.split)
+        v = self.value(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
         return self.out(x.flatten(2))
 
@@ -141,7 +141,8 @@ class Look(nn.Module):
 
     def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
-        thing, cell = (weights @ part for part in context.unbind(2))
+        thing = weights @ context[:, :, 0]  # (B, N, C)
+        cell = weights @ context[:, :, 1]  # (B, N, C)
         return torch.stack([thing - x, cell], 2)
 
 
@@ -155,10 +156,10 @@ class Selectors(nn.Module):
         self.color = nn.Embedding(data.COLORS + 1, dim, padding_idx=0)
         self.cell = nn.Embedding(len(data.CELLS), dim)
         self.look = Look(dim)
-        self.kinds = nn.Parameter(torch.randn(4, dim))  # object 1, cell 1, object 2, cell 2
+        self.kinds = nn.Parameter(torch.randn(4, dim))  # thing 1, cell 1, thing 2, cell 2
 
     def objects(self, stimulus):  # (B, 100, 2) -> (B, S, 2, C), log of their counts (B, S)
-        """What each object is, and its cell. A trial has an object; empty cells are left out."""
+        """What each object is, and its cell. Every trial has one; empty cells are left out."""
         is_empty = stimulus[:, :, 0] == 0  # (B, 100)
         most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
@@ -168,8 +169,8 @@ class Selectors(nn.Module):
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
         B, O = operators.shape[:2]
-        shape = operators[:, :, 1::2]  # (B, O, 2): of two selectors
-        color = operators[:, :, 2::2]
+        shape = operators[:, :, 1::2]  # columns 1 and 3, of the two selectors: (B, O, 2)
+        color = operators[:, :, 2::2]  # columns 2 and 4
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
@@ -203,13 +204,17 @@ class Model(nn.Module):
         return torch.einsum("bni, hij, bmj -> bhnm", d, self.match, d)
 
     def bias_of(self, numbers, log_count):  # (1 or B, N), (B, O, 5) -> (B, H, O, 5 O + N)
+        """What is added to an operator's scores. Of the 5 O tokens it sees its own five, of the N
+        answers all but its own."""
         B, O, _ = log_count.shape
-        own = torch.eye(O, numbers.shape[1], device=numbers.device) > 0  # (O, N)
-        answers = self.scores(numbers)[:, :, :O].masked_fill(own, -math.inf)  # of all others
-        others = ~own[:, :O].repeat_interleave(5, 1)  # (O, 5 O)
-        tokens = log_count.flatten(1)[:, None].masked_fill(others, -math.inf)[:, None]  # its own
-        tokens = tokens.expand(-1, answers.shape[1], -1, -1)  # (B, H, O, 5 O)
-        return torch.cat([tokens, answers.expand(B, -1, -1, -1)], 3)
+        N = numbers.shape[1]
+        own_answer = torch.eye(O, N, dtype=torch.bool, device=numbers.device)  # (O, N)
+        own_tokens = own_answer[:, :O].repeat_interleave(5, 1)  # (O, 5 O)
+        of_answers = self.scores(numbers)[:, :, :O].masked_fill(own_answer, -math.inf)
+        of_answers = of_answers.expand(B, -1, -1, -1)  # (B, H, O, N)
+        of_tokens = log_count.flatten(1)[:, None].masked_fill(~own_tokens, -math.inf)  # (B, O, 5 O)
+        of_tokens = of_tokens[:, None].expand(-1, of_answers.shape[1], -1, -1)  # (B, H, O, 5 O)
+        return torch.cat([of_tokens, of_answers], 3)
 
     def solve(self, operators, numbers, stimulus):  # (B, O, 5), (1 or B, N), (B, 100, 2)
         """The vectors from which operators answer, (B, O, C). N numbers: theirs, then strays'."""
@@ -218,8 +223,9 @@ class Model(nn.Module):
         one = log_count.new_zeros(*log_count.shape[:2], 1)  # log 1
         bias = self.bias_of(numbers, torch.cat([one, log_count], 2))
         sides = self.sides[numbers % 2].expand(len(operators), -1, -1)  # (B, N, C); odd is right
-        solve = self.solve_in_training if self.training else self.solve_until_no_change
-        return solve(question, found, sides, bias)
+        if self.training:
+            return self.solve_in_training(question, found, sides, bias)
+        return self.solve_until_no_change(question, found, sides, bias)
 
     def loop(self, question, found, known, bias):  # -> (B, O, C)
         x = question
@@ -262,7 +268,8 @@ class Model(nn.Module):
         B, O = operators.shape[:2]
         numbers = torch.arange(1, O + 1)[None]
         if self.training:
-            numbers = place(B, O, torch.randint(self.strays + 1, ()).item())
+            strays = torch.randint(self.strays + 1, ()).item()
+            numbers = place(B, O, strays)  # (B, N)
         return self.solve(operators, numbers.to(operators.device), stimulus)[:, 0]
 
     def forward(self, instruction, stimulus):  # -> (B, 138)

@@ -77,8 +77,9 @@ class Stimulus(nn.Module):
         objects = self.shape(shape) + self.color(color) + self.cell(cell)
         empty = (self.shape.weight[0] + self.color.weight[0]).expand(len(cell), 1, -1)
         x = torch.cat([objects, empty, self.eos.expand(len(cell), 1, -1)], 1)
-        # 1 for an object and EOS, n for n empty cells, 0 where a trial has fewer objects than most
-        count = torch.cat([shape > 0, is_empty.sum(1, True), torch.ones_like(cell[:, :1])], 1)
+        one = torch.ones_like(cell[:, :1])  # (B, 1)
+        # of an object 1, but 0 where a trial has fewer than `most`; of n empty cells n; of EOS 1
+        count = torch.cat([shape > 0, is_empty.sum(1, keepdim=True), one], 1)
         return x, count.log()
 
 
@@ -87,20 +88,20 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
-        self.split = heads, -1  # C = H * D
+        self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q = self.query(x).unflatten(2, self.split)
-        k = self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, (self.heads, -1))  # (B, N, H, D): C = H D
+        k = self.key(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
-        v = self.value(context).unflatten(2, self.split)
+        v = self.value(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
         return self.out(x.flatten(2))
 
@@ -146,11 +147,12 @@ class Encoder(nn.Module):  # with `read`, the last block computes that token alo
 class Hypernetwork(nn.Module):  # Linear, with weights and biases of each trial, affine in z
     def __init__(self, code, inputs, outputs):
         super().__init__()
-        self.shape = inputs + 1, outputs
+        self.shape = inputs + 1, outputs  # + 1: row 0 is the bias
         self.weights = nn.Linear(code, (inputs + 1) * outputs)
 
     def forward(self, z, x):  # (B, code), (B, N, inputs) -> (B, N, outputs)
-        # weights(z) is of order 1 and scaled here: an optimizer's step changes all alike.
+        # The Linear's outputs are of order 1. They are scaled here, not by its first weights, so
+        # that an optimizer's step changes small and large layers by the same share.
         weights = self.weights(z).unflatten(1, self.shape) / math.sqrt(x.shape[2])
         return x @ weights[:, 1:] + weights[:, :1]
 
@@ -173,17 +175,22 @@ class Model(nn.Module):
         self.looks = {"encode_instruction.blocks": (0, "question"), "code": (0, "")}  # for eval.py
         self.apply(init)
         for layer in (self.think, self.conclude):
-            nn.init.normal_(layer.weights.bias)  # the base, which all instructions share
+            nn.init.normal_(layer.weights.bias)  # the part that all instructions share
 
     def infer(self, instruction):  # (B, T, 5) -> z (B, code)
-        return self.code(self.encode_instruction(*self.instruction(instruction)))[:, 0]
+        x, log_count = self.instruction(instruction)  # (B, N, C), (B, N)
+        root = self.encode_instruction(x, log_count)  # (B, 1, C)
+        return self.code(root)[:, 0]
 
     def execute(self, z, stimulus):  # (B, code), (B, 100, 2) -> (B, C)
         x, log_count = self.stimulus(stimulus)  # (B, S, C), (B, S)
         scores = self.look(z, x).mT + log_count[:, None]  # (B, H, S)
         values = self.value(x).unflatten(2, (scores.shape[1], -1))  # (B, S, H, D)
-        x = torch.einsum("bhs, bshd -> bhd", scores.softmax(2), values).flatten(1)[:, None]
-        return self.norm(self.conclude(z, F.gelu(self.think(z, x))))[:, 0]
+        x = torch.einsum("bhs, bshd -> bhd", scores.softmax(2), values)
+        x = x.flatten(1)[:, None]  # (B, 1, C)
+        x = F.gelu(self.think(z, x))
+        x = self.conclude(z, x)
+        return self.norm(x)[:, 0]
 
     def features(self, instruction, stimulus):  # (B, T, 5), (B, 100, 2) -> (B, C)
         return self.execute(self.infer(instruction), stimulus)

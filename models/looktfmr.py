@@ -39,20 +39,20 @@ class Attention(nn.Module):
         super().__init__()
         if dim % heads:
             raise data.UsageError(f"dim must be a multiple of heads, not {dim} with {heads} heads")
-        self.split = heads, -1  # C = H * D
+        self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.value = nn.Linear(dim, dim)
         self.out = nn.Linear(dim, dim)
         self.key = nn.Linear(dim, dim, bias=False)  # a bias shifts all scores of a query alike
 
     def weights(self, x, context, bias):  # (B, N, C), (B, M, C), attention bias -> (B, H, N, M)
-        q = self.query(x).unflatten(2, self.split)
-        k = self.key(context).unflatten(2, self.split)
+        q = self.query(x).unflatten(2, (self.heads, -1))  # (B, N, H, D): C = H D
+        k = self.key(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         scores = torch.einsum("bnhd, bmhd -> bhnm", q, k) / math.sqrt(q.shape[3])
         return (scores + bias).softmax(3)
 
     def forward(self, x, context, bias):  # -> (B, N, C)
-        v = self.value(context).unflatten(2, self.split)
+        v = self.value(context).unflatten(2, (self.heads, -1))  # (B, M, H, D)
         x = torch.einsum("bhnm, bmhd -> bnhd", self.weights(x, context, bias), v)
         return self.out(x.flatten(2))
 
@@ -102,7 +102,8 @@ class Look(nn.Module):
 
     def forward(self, x, context, bias):  # (B, N, C), (B, S, 2, C) -> (B, N, 2, C)
         weights = self.attention.weights(self.norm1(x), self.norm1(context), bias)[:, 0]
-        thing, cell = (weights @ part for part in context.unbind(2))
+        thing = weights @ context[:, :, 0]  # (B, N, C)
+        cell = weights @ context[:, :, 1]  # (B, N, C)
         return torch.stack([thing - x, cell], 2)
 
 
@@ -116,10 +117,10 @@ class Selectors(nn.Module):
         self.color = nn.Embedding(data.COLORS + 1, dim, padding_idx=0)
         self.cell = nn.Embedding(len(data.CELLS), dim)
         self.look = Look(dim)
-        self.kinds = nn.Parameter(torch.randn(4, dim))  # object 1, cell 1, object 2, cell 2
+        self.kinds = nn.Parameter(torch.randn(4, dim))  # thing 1, cell 1, thing 2, cell 2
 
     def objects(self, stimulus):  # (B, 100, 2) -> (B, S, 2, C), log of their counts (B, S)
-        """What each object is, and its cell. A trial has an object; empty cells are left out."""
+        """What each object is, and its cell. Every trial has one; empty cells are left out."""
         is_empty = stimulus[:, :, 0] == 0  # (B, 100)
         most = int((~is_empty).sum(1).max())  # objects of the fullest grid; waits for the GPU
         cell = is_empty.int().argsort(stable=True)[:, :most]  # (B, most), objects first
@@ -129,8 +130,8 @@ class Selectors(nn.Module):
 
     def forward(self, operators, stimulus):  # -> (B, O, 4, C), log of their counts (B, O, 4)
         B, O = operators.shape[:2]
-        shape = operators[:, :, 1::2]  # (B, O, 2): of two selectors
-        color = operators[:, :, 2::2]
+        shape = operators[:, :, 1::2]  # columns 1 and 3, of the two selectors: (B, O, 2)
+        color = operators[:, :, 2::2]  # columns 2 and 4
         asked = self.shape(shape) + self.color(color)  # (B, O, 2, C)
         objects, log_count = self.objects(stimulus)
         found = self.look(asked.flatten(1, 2), objects, log_count[:, None, None])  # (B, 2 O, 2, C)
