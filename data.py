@@ -405,7 +405,7 @@ def trials(split, subset, n, *, seed=0, depth=None):
 
 
 class Batches(torch.utils.data.Dataset):
-    """A seed's training batches: Item i is the Trials of batch i. A batch has one depth (the
+    """A seed's training batches: item i is the Trials of batch i. A batch has one depth (the
     authors' mix them), and the depths take turns."""
 
     def __init__(self, split, batch_size, seed, train_size=None):
@@ -416,8 +416,9 @@ class Batches(torch.utils.data.Dataset):
         if train_size:
             self.per_depth = train_size // len(self.subset.depths)
             self.per_epoch = self.per_depth // batch_size  # batches of a depth
-        if train_size and self.per_depth < batch_size:
-            raise UsageError(f"{train_size:,} training trials are less than a batch of each depth")
+            if self.per_epoch == 0:
+                raise UsageError(f"{train_size:,} training trials are less than a batch of each "
+                                 "depth")
 
     def __getitem__(self, i):
         depths = self.subset.depths

@@ -185,7 +185,6 @@ def ignore_stops(_):  # in a process that draws trials
 def make_optimizers(model, name, lr):
     """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
     and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
-    # a set, in which torch looks tensors up by identity, not by value
     linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     linear.discard(model.readout.weight)
     for_muon = []
