@@ -410,3 +410,31 @@ def test_looktfmr_finds_what_a_selector_asks_for():
     near(thing[shape], selectors.shape.weight[answer[shape] - data.FIRST_SHAPE + 1])
     nothing = thing[exist].abs().amax(1) < 1e-4
     assert nothing.equal(answer[exist] == data.TRUE)
+
+
+def test_classes_of_the_same_name_are_copies():
+    texts = [Path(module_of(name).__file__).read_text(encoding="utf-8") for name in SHIPPED]
+    copies = {}  # name -> the source of each class and function of this name
+    for text in texts:
+        for node in ast.parse(text).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name != "Model":
+                copies.setdefault(node.name, []).append(ast.get_source_segment(text, node))
+    assert len(copies["Attention"]) == 8
+    assert [name for name in copies if len({*copies[name]}) > 1] == []
+
+
+def test_what_files_call_copies_are_copies():
+    """The rule `# ---- as in sstfmr.py ----`, up to the next one; below the last is the model."""
+    seen = 0
+    for name in SHIPPED:
+        text = Path(module_of(name).__file__).read_text(encoding="utf-8")
+        sections = re.split(r"(?m)^# ---- (.*?) -+\n", text)
+        for title, section in zip(sections[1::2], sections[2::2]):
+            if title.startswith("as in "):
+                original = (Path(module_of(name).__file__).parent / title[6:]).read_text()
+                parts = re.split(r"\n{3,}", section.strip())
+                assert all(part in original for part in parts), (name, title)
+                seen += len(parts)
+        if name not in ("rnn", "authors"):  # which have no copies
+            assert sections[-2] == "the model" and "class Model" in sections[-1]
+    assert seen > 30
