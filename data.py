@@ -183,7 +183,7 @@ def in_distribution(split):
 
 # ---- drawing a trial ----------------------------------------------------------------------------
 # Every trial keeps five rules. Rules 3 and 5 are ours; trials with shortcuts do without them. The
-# authors' trials may break 1 or 2: from 5 % of them at depth 3 to 24 % at depth 9 are ambiguous.
+# authors' trials may break 1 or 2: 5 % at depth 3, 24 % at depth 9 are ambiguous (2026-11-27).
 #
 # 1. All selectors of a tree differ. The shape that a GetColor names and the color that a GetShape
 #    names are nobody else's: no other selector's, no distractor's.

@@ -8,7 +8,7 @@
 
 Every place of the grid has weights of its own, so what is learned about one cell says nothing about
 the others. EOS gives a single operator a second step. Without it the recurrent weights would meet
-the state 0 alone: with it, distractor has 41.8 % in distribution, without it 36.1 (6,000 steps).
+the state 0 alone: with it, distractor has 41.8 % in distribution, without it 36.1 (2026-11-27).
 
 Differs from the paper:
 
