@@ -42,7 +42,7 @@ FIRST_SHAPE, FIRST_COLOR = ANSWERS.index(SHAPE_NAMES[0]), ANSWERS.index(COLOR_NA
 
 
 class UsageError(ValueError):
-    """What somebody has written wrong, in one line."""
+    """What a person can mend, in one line."""
 
 
 class Operator(NamedTuple):
@@ -125,7 +125,7 @@ SPLITS = {
                    "depth5": Subset(depths=(5,)), "depth7": Subset(depths=(7,)),
                    "depth9": Subset(depths=(9,))},
 }
-# Each of these has a twin like the authors', such as distractor_release.
+# Each of these has a twin with the authors' shortcuts, such as distractor_release.
 for split in "distractor", "systematic1", "systematic3", "productive":
     SPLITS[f"{split}_release"] = {name: subset._replace(shortcuts=True)
                                   for name, subset in SPLITS[split].items()}
@@ -141,7 +141,9 @@ def find(split, name):
         check(f"objects of {operator}", OPERATORS[operator].objects, (1, 2))
         if operator not in ("Exist", *GETS) and OPERATORS[operator].holds is None:
             raise UsageError(f"{operator} needs a function of the cells of its objects")
-    subsets = SPLITS.get(split, {})
+    if split not in SPLITS:
+        raise UsageError(f"there is no split {split}; there are {', '.join(SPLITS)}")
+    subsets = SPLITS[split]
     for key, subset in subsets.items():
         where = f"{split}/{key}:"
         has_pools = isinstance(subset, Subset) and isinstance(subset.pools, tuple)
@@ -150,7 +152,7 @@ def find(split, name):
         check(f"{where} depths", subset.depths, (1, 3, 5, 7, 9))
         if key != "train" and len(subset.depths) > 1:
             raise UsageError(f"{where} a test set has one depth, not {subset.depths}")
-        check(f"{where} distractors", subset.distractors, range(1, len(CELLS)))
+        check(f"{where} distractors", subset.distractors, range(1, len(CELLS) - 1))
         for pool in subset.pools:
             check(f"{where} leaves", pool.leaves, leaves)
             check(f"{where} conditions", pool.conditions, conditions)
@@ -220,7 +222,7 @@ def draw(subset, depth, rng):
         if depth == 1:
             counts = [min(OPERATORS[names[0]].objects)]
         # 20 tries with the same operators: if a failure drew new ones at once, operators that fail
-        # often would become rare
+        # often would become rare (at depth 9 they still are, a little)
         for _ in range(20):
             try:
                 return draw_with(names, counts, pool, number, subset.shortcuts, rng)
@@ -250,7 +252,7 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
     pairs = {}
     first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
-    for i in first:  # they need more pairs than they ask about
+    for i in first:  # they take more pairs than their own
         pairs[i] = draw_apart(names[i], pool, asked, shown, rng)
     others = [i for i in range(len(names)) if i not in pairs]
     free = [(shape, color) for shape, color in PAIRS

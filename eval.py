@@ -11,8 +11,8 @@
 Accuracy is what train.py measured at the end of a run. The last three need its weights, --why only
 the first time: result.json keeps what it measured, until a run is tested again. They build the
 model from the copy of its file in the run's folder, and stop where today's data.py draws other
-trials than the run was tested on (the first 100 are compared). So an edit of models/ or data.py
-changes nothing that is said of a finished run.
+trials than the run was tested on (the first 100 are compared; those of train are not). So an edit
+of models/ or data.py changes nothing that is said of a finished run.
 """
 import argparse
 import collections
@@ -370,8 +370,8 @@ def collect_kinds(runs):
 
 # ---- tables -------------------------------------------------------------------------------------
 def percent(values, learned=False):
-    """A mean in percent, with its standard deviation where there are several values, as text. With
-    `learned`, also how many of them are at least LEARNED."""
+    """A mean in percent, as text. Where there are several values, also their standard deviation
+    and, with `learned`, how many of them are at least LEARNED."""
     if not values:
         return ""
     text = f"{100 * statistics.mean(values):.1f}"
@@ -397,7 +397,7 @@ def table(header, rows):
 
 def split_table(split, rows, kinds, near):
     """A row per model and settings, a column per test set: mean and spread over seeds. That in
-    distribution says how many of how many seeds have learned. Kinds of trials are indented."""
+    distribution says how many of several seeds have learned. Kinds of trials are indented."""
     tests = list(dict.fromkeys(test for row in rows.values() for test in row))
     lines = []
     for name, row in rows.items():
@@ -562,8 +562,8 @@ class Call(NamedTuple):
 @torch.no_grad()
 def watch(model, instruction, stimulus):
     """The features of trials, and the Calls of the modules that a model names in `looks`, in the
-    order of computing. "blocks" stands for blocks.0, blocks.1 and so on. UsageError if there are
-    none."""
+    order of computing. "blocks" stands for blocks.0, blocks.1 and so on. UsageError if it names
+    modules and none is called."""
     names = {module: name for name, module in model.named_modules()}
     calls = []
     looks = getattr(model, "looks", {})
@@ -646,7 +646,8 @@ def draw_attention(run, subset, number):
             f"({config['settings']}), seed {config['seed']}; {config['split']}, {subset}, trial "
             f"{number}\nWhere the token that answers, or a selector, looks (in percent, mean over "
             "heads)\n")
-    loops = sum(name == seen[0][0] for name, _ in seen)  # as often as the first block looks
+    names = [name for name, _ in seen]
+    loops = names.count(names[0])  # as often as the first block looks
     columns = len(seen) // loops if loops > 1 else min(len(seen), 2)
     rows = math.ceil(len(seen) / columns)
     figure = empty_figure(4.6 * columns, 2.6 * rows + 0.17 * text.count("\n"))
@@ -757,8 +758,9 @@ def measure(run):
         test_x = states(model, test)
         found[when] = {place: decoding(x[place], fit, test_x[place], test)
                        for place in x if place in test_x}  # depths differ in blocks, in LoopTfmr
-    like = alignment(test_x["features"], test)  # of the trained one
-    found["alignment"] = dict(zip(("stimulus", "instruction", "answer"), like))
+        if trained:
+            like = alignment(test_x["features"], test)
+            found["alignment"] = dict(zip(("stimulus", "instruction", "answer"), like))
     return found
 
 

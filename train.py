@@ -165,7 +165,8 @@ def build(config):
 
 @contextlib.contextmanager
 def on_stop(handler):
-    """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler."""
+    """Meanwhile, Ctrl-C and SIGTERM, which clusters send, call a handler. For the main thread only:
+    Python takes signals nowhere else."""
     before = {}
     for number in signal.SIGINT, signal.SIGTERM:
         before[number] = signal.signal(number, handler)
@@ -186,7 +187,7 @@ def make_optimizers(model, name, lr):
     """AdamW for all parameters, or Muon for the matrices of Linear layers other than the readout
     and AdamW for the rest. Vectors do not decay. A parameter in two places is moved once."""
     linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    linear.discard(model.readout.weight)
+    linear -= set(model.readout.parameters())
     for_muon = []
     decayed = []
     vectors = []
@@ -279,7 +280,7 @@ def prepare(config, folder, again):
 
 def differences(folder, config, code):
     """In what a run was made otherwise than with this configuration and code: settings, files.
-    Before its first checkpoint, at step 10, a run may still change."""
+    Before its first checkpoint, at step 10 or at a stop, a run may still change."""
     if not (folder / "result.json").exists() and not (folder / "checkpoint.pt").exists():
         return []
     made = read_run(folder)["config"]
@@ -304,7 +305,7 @@ class Files:
 
     def times(self):
         paths = self.folder / "checkpoint.pt", self.folder / "result.json"
-        return [path.exists() and path.stat().st_mtime_ns for path in paths]
+        return [path.stat().st_mtime_ns if path.exists() else None for path in paths]
 
     def write(self, name, content):
         if self.times() != self.known:
@@ -316,7 +317,7 @@ class Files:
 def save(files, model, optimizers, state):
     """Writes log.csv, and a checkpoint: all that a run needs to go on to the same bits."""
     log = io.StringIO()
-    names = state["rows"][0] if state["rows"] else []
+    names = list(state["rows"][0]) if state["rows"] else []
     writer = csv.DictWriter(log, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(state["rows"])
@@ -404,7 +405,8 @@ def recipe_of(model):
     for name, value in getattr(module_of(model), "TRAINING", {}).items():
         if name not in TRAINING or value != TRAINING[name]:  # train_size None cannot be typed
             typed.append(f"--{name.replace('_', '-')}={value}")
-    parser.set_defaults(**vars(parser.parse_args(typed)))
+    its_own = vars(parser.parse_args(typed))
+    parser.set_defaults(**its_own)
     return parser
 
 
@@ -424,7 +426,7 @@ def add_arguments(parser, model):
         elif typing.get_origin(parameter.annotation) is typing.Literal:
             options["choices"] = typing.get_args(parameter.annotation)
         elif kind is int:
-            low = min(1, default)  # 0 only where the default is 0
+            low = min(1, default)  # below 1 only where the default is
             options["type"] = between(low, 10 ** 9)
         flag = f"--{name.replace('_', '-')}"
         try:
@@ -435,7 +437,7 @@ def add_arguments(parser, model):
 
 
 def configurations(chosen, others):
-    """For each run its flags as text, the same ones parsed, and its configuration. `chosen` are the
+    """For each run its flags as text, `others` parsed, and its configuration. `chosen` are the
     flags that say which runs. `others` are all further ones, as text: only the parser of a model
     can read them, because it knows the model's own flags."""
     asked = {"model": ["sstfmr"], "split": ["productive"], "seed": [0]} | vars(chosen)
@@ -496,6 +498,8 @@ def main(argv=None):
             try:
                 fit(config, folder, args.again, args.workers)
                 finished.append(str(folder))
+            except BrokenPipeError:  # nobody reads on: the end of all runs
+                raise
             except Exception as error:  # the others go on
                 if not isinstance(error, (UsageError, OSError)):
                     traceback.print_exc()

@@ -2,12 +2,13 @@
 compare with. Tests compare their outputs with the release's.
 
     instruction            stimulus            sstfmr     one Stream reads both; its last token
-      |                       |                dstfmr     last tokens of two Streams, summed; MLP
+      |                       |                dstfmr     last tokens of two Streams, a Linear and a
+      |                       |                           ReLU each, summed; MLP
     [ Stream ]             [ Stream ]          crossattn  last rule token asks stimulus; MLP
       |                       |                perceiver  ten latents of zeros ask the rule, each
       '---- architecture -----'                           other, the stimulus, each other
-                 |                             rnn, gru   rule token by rule token, with the
-              readout -> 138 logits                       whole stimulus (theirs: --dim 512)
+                 |                             rnn, gru   no Stream: rule token by rule token, with
+              readout -> 138 logits                       the whole stimulus (theirs: --dim 512)
 
     Stream: Linear, + positions, dropout, one block
 
@@ -79,8 +80,10 @@ class Stream(nn.Module):
 
     def __init__(self, dim, sizes, embed, mlp=None):
         super().__init__()
-        tables = (nn.Embedding(size, dim) for size in sizes)
-        self.embedding = Numbers(len(sizes), dim) if embed == "ids" else Embedding(tables)
+        if embed == "ids":
+            self.embedding = Numbers(len(sizes), dim)
+        else:
+            self.embedding = Embedding(nn.Embedding(size, dim) for size in sizes)
         self.register_buffer("place", interleaved(LONGEST, dim), persistent=False)
         self.dropout = nn.Dropout(0.1)
         self.attention = Ask(dim)
@@ -103,8 +106,9 @@ class SingleStream(nn.Module):
         self.stream = Stream(dim, rule + stimulus, embed, mlp)
 
     def forward(self, rule, stimulus):  # (B, T + 1, 8), (B, 101, 3) -> (B, C), like the others
-        padded = F.pad(rule, (0, stimulus.shape[2])), F.pad(stimulus, (rule.shape[2], 0))  # 11
-        return self.stream(torch.cat(padded, 1), last=True)[:, 0]
+        rule = F.pad(rule, (0, 3))  # (B, T + 1, 11)
+        stimulus = F.pad(stimulus, (8, 0))  # (B, 101, 11)
+        return self.stream(torch.cat([rule, stimulus], 1), last=True)[:, 0]
 
 
 class TwoStreams(nn.Module):
@@ -115,8 +119,8 @@ class TwoStreams(nn.Module):
 
 
 class DualStream(TwoStreams):
-    def __init__(self, dim, *args):
-        super().__init__(dim, *args)
+    def __init__(self, dim, rule, stimulus, embed):
+        super().__init__(dim, rule, stimulus, embed)
         self.rule_mlp = relu_layers(dim, dim)
         self.stimulus_mlp = relu_layers(dim, dim)
         self.norm1 = nn.LayerNorm(dim)
@@ -130,8 +134,8 @@ class DualStream(TwoStreams):
 
 
 class CrossAttn(TwoStreams):
-    def __init__(self, dim, *args):
-        super().__init__(dim, *args)
+    def __init__(self, dim, rule, stimulus, embed):
+        super().__init__(dim, rule, stimulus, embed)
         self.ask = Ask(dim)
         self.norm1 = nn.LayerNorm(dim)
         self.mlp = relu_layers(dim, dim, dim)
@@ -145,9 +149,9 @@ class CrossAttn(TwoStreams):
 
 
 class Perceiver(TwoStreams):
-    def __init__(self, dim, *args, latents=10):
-        super().__init__(dim, *args)
-        self.register_buffer("zeros", torch.zeros(latents, dim), persistent=False)
+    def __init__(self, dim, rule, stimulus, embed):
+        super().__init__(dim, rule, stimulus, embed)
+        self.register_buffer("zeros", torch.zeros(10, dim), persistent=False)  # the latents
         self.looks = nn.ModuleList(  # at the rule, at the stimulus
             nn.ModuleList([Ask(dim), relu_layers(dim, dim), nn.LayerNorm(dim)]) for _ in range(2))
         self.norm = nn.LayerNorm(dim)
@@ -204,7 +208,7 @@ class Model(nn.Module):
         rule = [self.numbers[instruction[:, :, :1]]]
         for pair in instruction[:, :, 1:3], instruction[:, :, 3:]:
             when = (pair > 0).any(2, True).int()  # is there a selector?
-            rule += [pair.maximum(when), when]  # where it has no color, that is 1, like red
+            rule += [pair.maximum(when), when]  # no color or no shape is 1, like red or a
         rule = F.pad(torch.cat(rule, 2), (0, 1, 0, 1))
         stimulus = F.pad(stimulus.flip(2), (0, 1, 0, 1))  # color, shape
         rule[:, -1, -1] = stimulus[:, -1, -1] = 1  # EOS

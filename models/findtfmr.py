@@ -4,8 +4,9 @@
         |            (looktfmr.py)                 by a score for each
         |                  |                               |
     [ Block: an operator reads itself and these                ]  x layers
-    LN, readout -> 138 logits -> answers, for the next loop    until no answer changes,
-                                                               at most ten times
+    LN, readout -> 138 logits -> answers, for the next loop    in training x levels, or one more;
+                                                               later until no answer changes, at
+                                                               most ten times
 
 Number the operators in the order of the instruction, from 1, and write this in binary. A branch has
 its condition's number and one more digit, 0 for left and 1 for right:
@@ -32,7 +33,7 @@ The Neural Data Router (2110.07732) also learns which operator feeds which, by g
 for the nearest match. All else is as in looktfmr.py. Differs from the paper: all of it is new.
 Arguments:
 
-    strays=12     each step draws their number, from 0 to this
+    strays=12     each step draws their number, from 0 to this, which is 1 or more
 """
 import math
 

@@ -13,6 +13,8 @@ Differs from the paper:
 
     1) weights start with variance 1 / fan-in, those of the input smaller
     2) the input has no bias: its rows hold it
+    3) a row for each operator, shape and color of the instruction (in the release a token is a few
+       numbers, times one matrix)
 """
 import torch
 from torch import nn

@@ -29,12 +29,13 @@ Differs from the paper:
         token is a few numbers, times one matrix)
      8) the latents are learned: in the authors' release they are zeros, and all ten stay the
         same
-     9) all four are whole blocks: in the release, where latents ask each other, no MLP follows,
-        and all the latents' steps share a norm
+     9) all four are whole blocks: in the release, where latents ask each other, no MLP follows;
+        elsewhere it is one Linear, of what was found alone; and all the latents' steps share a
+        norm
     10) the MLP before the readout has three Linears, not one
     11) no dropout (the release has 0.1)
-    12) GELU, not ReLU, and none behind the last Linear of an MLP; a block's has 4 C hidden numbers,
-        in the release C
+    12) GELU, not ReLU, and none behind the last Linear of an MLP; an Encoder's has 4 C hidden
+        numbers, in the release C
 """
 import math
 from typing import Literal

@@ -315,7 +315,7 @@ def test_measured_are_states_before_and_after_training_on_both_sets(trained, mon
     monkeypatch.setattr(evaluation, "FIT", 300)
     found = evaluation.measure(evaluation.read_run(trained) | {"folder": trained})
     near = data.trials("systematic1", "iid", 300, seed=1)
-    far = data.trials("systematic1", "ood", evaluation.PROBES)
+    far = data.trials("systematic1", TESTS[-1], evaluation.PROBES)
     models = before, after = [load(trained, trained=when)[0] for when in (False, True)]
     assert all(map(torch.equal, answers, (near.answer, far.answer) * 2))
     assert all(map(torch.equal, weights, [model.readout.weight for model in (
@@ -327,6 +327,18 @@ def test_measured_are_states_before_and_after_training_on_both_sets(trained, mon
 
 
 # ---- the command line ---------------------------------------------------------------------------
+def test_columns_of_hidden_states():
+    """The best place before training and after, then the features."""
+    why = {"alignment": {"stimulus": 0.1, "instruction": 0.2, "answer": 0.6},
+           "untrained": {"block 1": 0.5, "features": 0.2},
+           "decoded": {"block 1": 0.9, "features": 0.4}}
+    run = {"row": "rnn", "config": {"split": "s", "hardest": "ood"}, "accuracy": {"ood": 0.7},
+           "why": why}
+    row = evaluation.why_table([run]).splitlines()[2].split("|")[1:-1]
+    assert [cell.strip() for cell in row] == [
+        "s, rnn", "0.10", "0.20", "0.60", "50.0", "90.0", "40.0", "70.0"]
+
+
 def output(capsys, *arguments):
     capsys.readouterr()
     evaluation.main([str(argument) for argument in arguments])
@@ -346,7 +358,7 @@ def test_results_are_those_of_the_saved_weights(tmp_path, capsys):
     assert operators.replace("|", "").split()[:len(TESTS)] == [
         f"{100 * saved['kinds'][test]['Exist']:.1f}" for test in TESTS]
     assert saved | score(model, "systematic1", 50, "cpu") == saved and not model.training
-    assert "(0/2)" in table and "±" in table and "other" not in table
+    assert "(0/2)" in table and "±" in table
 
 
 def fake(folder, accuracy, chance=0.3, checksum=7, **changes):
@@ -386,8 +398,9 @@ def test_rows_have_an_order_and_say_where_they_come_from(tmp_path, capsys, monke
     assert [*release] == ["rnn"]  # a table of its own
     *_, table, note = output(capsys, "a/systematic3", "a/distractor").out.split("\n\n")
     assert note.startswith("Not learned: less than 95 %")
+    hardest = data.tests_of("distractor")[-1]
     assert table.splitlines()[0].split()[5:] == [
-        "distractor:", "distractors40", "|", "systematic3:", "ood", "|"]  # in the order of SPLITS
+        "distractor:", hardest, "|", "systematic3:", "ood", "|"]  # in the order of SPLITS
     assert [cell.strip() for cell in table.splitlines()[2].split("|")[2:4]] == [
         "not learned 55.0 (0/2)", "yes 96.0 (1/1)"]
     several = [*rows("b", "a/distractor/looptfmr", "a/distractor/rnn/dim7")[0]]
@@ -435,6 +448,8 @@ def test_unfinished_runs_are_counted_and_drawn(tmp_path, capsys, monkeypatch, tr
     drawn = {line.get_marker(): line.get_xydata().tolist() for line in figure.axes[0].lines}
     log = read(trained / "result.json")["log"]
     assert drawn == {"$0$": [[row["step"], row["iid"]] for row in log], "$1$": []}
+    says = refusal(capsys, evaluation, tmp_path, "--plot", "x.png")[-1]
+    assert says.endswith("none of these runs is finished: --curves draws them")
     fake(tmp_path / "systematic1/rnn/default/seed0", 0.5)
     assert "| rnn " in (shown := output(capsys, tmp_path)).out
     assert "sstfmr" not in shown.out and shown.err.startswith("not finished: 2 of 3 runs")
@@ -492,7 +507,10 @@ def test_mistakes_are_of_the_subset_and_attention_is_the_first_runs(tmp_path, ca
     drawn = []
     monkeypatch.setattr(evaluation, "save", lambda figure, _: drawn.append(figure.get_suptitle()))
     output(capsys, first, second, "--attention", "x.png")
+    (first / "checkpoint.pt").unlink()  # now the second is the first with weights
+    output(capsys, first, second, "--attention", "x.png")
     assert ", seed 0; systematic1, iid, trial 0\n" in drawn[0]
+    assert ", seed 1; systematic1, iid, trial 0\n" in drawn[1]
 
 
 def test_the_plot_shows_the_table(finished, monkeypatch):
@@ -505,15 +523,16 @@ def test_the_plot_shows_the_table(finished, monkeypatch):
     seeds = [read(path)["accuracy"] for path in finished.parent.rglob("result.json")]
     means = {test: 50 * sum(seed[test] for seed in seeds) for test in TESTS}
     widths = [bar.get_width() for bar in bars.patches]
-    assert widths == pytest.approx([means["iid"], means["ood"]])
+    assert widths == pytest.approx([means["iid"], means[TESTS[-1]]])
     dots = [x for line in bars.lines for x in line.get_xdata() if line.get_marker() == "."]
-    assert dots == pytest.approx([100 * seed[test] for test in ("iid", "ood") for seed in seeds])
+    assert dots == pytest.approx([100 * seed[test] for test in ("iid", TESTS[-1])
+                                  for seed in seeds])
     shown = {line.get_label(): list(line.get_ydata()) for line in lines.lines}
     assert [*means.values()] == pytest.approx([*shown.values()][-1])
     chance = read(finished / "result.json")["baselines"]
     assert shown["chance"] == pytest.approx([100 * chance[test]["chance"] for test in TESTS])
     lines = [line.get_xdata()[0] for line in bars.lines if line.get_marker() != "."]
-    assert lines == pytest.approx([100 * share for share in chance["ood"].values()])
+    assert lines == pytest.approx([100 * share for share in chance[TESTS[-1]].values()])
     assert not any(bar.get_fill() for bar in bars.patches)  # none has learned
 
 
@@ -563,11 +582,15 @@ def test_what_cannot_be_drawn(tmp_path, capsys, monkeypatch, model, flags, says)
     assert [*folder.parent.rglob("*")] == before
 
 
+def other_checksums(text):
+    result = json.loads(text)
+    return json.dumps(result | {"checksums": dict.fromkeys(result["checksums"], 1)}).encode()
+
+
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "--show 1",
-     "gonetematic1 has no subset ood"),
-    *(("result.json", lambda text: re.sub(rb'(?s)("checksums": .*?"ood": )', rb"\g<1>1", text),
-       flags, "was tested on other trials of systematic1, ood than today's data.py draws")
+     "there is no split gonetematic1; there are distractor, "),
+    *(("result.json", other_checksums, flags, "was tested on other trials of systematic1, ")
       for flags in ("--why", "--attention a.png --subset ood")),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",
      "does not fit today's data.py"),
@@ -591,8 +614,8 @@ def test_a_finished_run_is_judged_by_what_it_was(finished, capsys, monkeypatch):
     table = output(capsys, finished).out
     before = output(capsys, finished, "--per-operator", "--show", "2").out
     subsets = data.SPLITS["systematic1"]
-    edited = {"more": Subset(), "ood": subsets["ood"], "train": Subset(depths=(1, 3, 5)),
-              "iid": subsets["iid"]}
+    backwards = dict(reversed(subsets.items()))
+    edited = {"more": Subset(), **backwards, "train": Subset(depths=(1, 3, 5))}
     monkeypatch.setattr(data, "SPLITS", {"new": {}, "systematic1": edited})
     assert output(capsys, finished, "--per-operator", "--show", "2").out == before
     even, odd = data.OPERATORS["SumEven"], data.OPERATORS["SumOdd"]

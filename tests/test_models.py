@@ -19,10 +19,16 @@ from bench import COMPACT
 from models import ALL, available, findtfmr, gru, looptfmr, module_of, sstfmr
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
+
+
+def arguments_of(name):
+    return inspect.signature(module_of(name).Model).parameters
+
+
 SHIPPED = [*ALL, "authors"]
 VARIANTS = [(name, {}) for name in available()] + [
     (name, {key: choice}) for name in available()  # each other choice of an argument
-    for key, parameter in inspect.signature(module_of(name).Model).parameters.items()
+    for key, parameter in arguments_of(name).items()
     for choice in typing.get_args(parameter.annotation) if choice != parameter.default]
 each = functools.partial(pytest.mark.parametrize, ids=str)
 each_shipped = each("name, changes", [variant for variant in VARIANTS if variant[0] in SHIPPED])
@@ -34,7 +40,8 @@ BATCH = trials("productive", "depth3", 12)
 def make(name, std=0.3, **changes):
     """A small model, all random: a mistake in a bias of 0 or a norm of 1 would not show."""
     torch.manual_seed(1)
-    model = module_of(name).Model(**{"dim": 16} | changes)
+    small = {"dim": 16} if "dim" in arguments_of(name) else {}
+    model = module_of(name).Model(**small | changes)
     for parameter in model.parameters() if std else ():
         nn.init.normal_(parameter, std=std)
     return model.eval()  # without dropout (of authors)
@@ -56,6 +63,16 @@ def test_every_trial_gets_logits_of_its_own_and_every_parameter_a_gradient(name,
         near(result[3:4], model(instruction[3:4], stimulus[3:4]))
     assert not changes or not result.equal(make(name)(instruction, stimulus))
     assert all(gradient.any() for gradient in gradients(model))
+
+
+@each("name", SHIPPED)
+def test_every_number_of_a_model_changes_its_answers(name):
+    """The choices, like `--read root`, do in the test before."""
+    logits = make(name)(*BATCH[:2])
+    for key, parameter in arguments_of(name).items():
+        if type(parameter.default) is int and key not in ("dim", "strays"):
+            assert not make(name, **{key: 2 * parameter.default})(*BATCH[:2]).equal(logits), key
+    assert findtfmr.Model(strays=3).strays == 3  # they are for training
 
 
 @each("name", available())
@@ -166,13 +183,17 @@ def test_positions_have_wavelengths_from_2_5_to_64_tokens():
     near(place[16, [3, 7]], torch.tensor([2 ** 0.5, 0]))  # a quarter of one of 64
 
 
-@each("name", COMPACT)
+@each("name", [*COMPACT, "looktfmr", "findtfmr"])
 def test_absent_second_selectors_are_not_seen(name):
     """What marks second selectors changes nothing at depth 1, where all are absent."""
     for depth, same in ("depth1", True), ("depth3", False):
         model, (instruction, stimulus, _) = make(name), trials("productive", depth, 12)
         before = model(instruction, stimulus)
-        next(p for key, p in model.named_parameters() if key.endswith(".second")).data.mul_(-1)
+        marks = dict(model.named_parameters())
+        if name in COMPACT:
+            next(p for key, p in marks.items() if key.endswith(".second")).data.mul_(-1)
+        else:
+            marks["selectors.kinds"].data[2:].mul_(-1)  # of the second thing and cell
         assert model(instruction, stimulus).equal(before) == same
 
 
@@ -428,6 +449,8 @@ def test_what_files_call_copies_are_copies():
     seen = 0
     for name in SHIPPED:
         text = Path(module_of(name).__file__).read_text(encoding="utf-8")
+        # nothing from here but data.py: a run can be built from its copy
+        assert not re.search(r"(?m)^\s*(from|import) (\.|models|train|eval|bench)", text)
         sections = re.split(r"(?m)^# ---- (.*?) -+\n", text)
         for title, section in zip(sections[1::2], sections[2::2]):
             if title.startswith("as in "):

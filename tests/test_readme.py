@@ -1,5 +1,6 @@
 """The pages keep their word: commands run at reduced size, edits of exercises apply, tables are
 printed from the recorded runs, links resolve."""
+import functools
 import glob
 import importlib.util
 import itertools
@@ -31,6 +32,7 @@ OWN = r"\bex\d|mine|rows"  # a command of runs that need an edit or a training o
 (ROW_EVEN, ROWS), = (block.splitlines() for _, block in BLOCKS if block.startswith('"RowEven"'))
 TEMPLATE, = (block for _, block in BLOCKS if "class Model(" in block)
 SMALLER = "--steps 1 --batch-size 8 --test-trials 10 --device cpu --seed 0".split()
+as_shipped = pytest.mark.skipif(len(data.OPERATORS) > 9, reason="a student has added one")
 MATPLOTLIB, DRAWS = importlib.util.find_spec("matplotlib"), "--attention|--plot|--curves"
 
 
@@ -56,15 +58,14 @@ def run(command):
 
 def run_own(folder, text):
     """The commands of a text that only run after its edits, in a copy that has these."""
-    for old, new in re.findall(r"Copy\s`(\S+)`\sto\s`(\S+)`", text):
-        shutil.copy(folder / old, folder / new)
     code = ("import conftest, os, sys, test_readme; os.chdir('..'); "
             "[*map(test_readme.run, sys.argv[1:])]")
     own = [command for command in commands(text) if re.search(OWN, command)]
     done = subprocess.run([sys.executable, "-c", code, *own], cwd=folder / "tests",
                           capture_output=True, text=True)
     assert own and done.returncode == 0, done.stderr
-    assert done.stdout.count("accuracy") >= sum("train.py" in command for command in own)
+    tables = done.stdout.count(", accuracy in % ")
+    assert tables >= sum("train.py" in command for command in own)
 
 
 def copy(folder, changes):
@@ -90,10 +91,10 @@ def recorded(tmp_path, monkeypatch):
     """The working directory: there are the recorded runs."""
     for folder in "models/recorded", "models/exercises":
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / ".github").mkdir()  # for the pictures
     monkeypatch.chdir(tmp_path)
 
 
+@as_shipped
 @pytest.mark.slow
 def test_commands_run(recorded, monkeypatch, capsys):
     for name, value in {"REPEATS": 1, "TRIALS": 20, "BATCH": 4}.items():
@@ -107,7 +108,7 @@ def test_commands_run(recorded, monkeypatch, capsys):
             assert capsys.readouterr().out.strip() or drawn, command
 
 
-@pytest.mark.skipif(len(data.OPERATORS) > 9, reason="the recorded weights are smaller")
+@as_shipped
 @pytest.mark.parametrize("block", [block for _, block in BLOCKS if "evaluation.load" in block],
                          ids=itertools.count())
 def test_the_scripts_print_what_stands_below_them(capsys, monkeypatch, block):
@@ -146,13 +147,16 @@ def test_exercises_can_be_done(tmp_path, text):
 def test_what_a_student_adds_turns_nothing_red(tmp_path):
     """The pages' operator, split and model, and a test set."""
     last = '"IfElse": Operator("", objects=()),'
+    far, ood = '(40, 40))},', '"ood": HELD_OUT1},'
     copy(tmp_path, [
         ("data.py", last, f"{last}\n{ROW_EVEN}"),
         ("data.py", "SPLITS = {", f"SPLITS = {{\n    {ROWS}"),
-        ("data.py", '"iid": Subset(),', '"iid": Subset(), "m60": Subset(distractors=(60, 60)),')])
+        ("data.py", far, f'{far[:-2]}, "m60": Subset(distractors=(60, 60))}},'),
+        ("data.py", ood, f'{ood[:-2]}, "near": TRAINED1}},')])
     (tmp_path / "models" / "glance.py").write_text(TEMPLATE)
     run_own(tmp_path, README + PAGES["models/README.md"])
     check(tmp_path)
+    check(tmp_path, "--slow", "-m", "slow", "-k", "recorded or commands")
 
 
 @pytest.mark.parametrize("table, command", TABLES, ids=itertools.count())
@@ -161,6 +165,13 @@ def test_tables_come_from_recorded_runs(monkeypatch, capsys, table, command):
     monkeypatch.chdir(ROOT)
     run(command)
     assert table.strip() in capsys.readouterr().out
+
+
+@as_shipped
+def test_the_readmes_array_has_as_many_jobs_as_its_list():
+    flags, = re.findall(r"^python train.py (.*) --list", README, re.M)
+    last, = re.findall(r"--array=1-(\d+)", README)
+    assert len(configurations(flags)) == int(last)
 
 
 def test_rungs_have_the_numbers_of_their_runs():
@@ -178,10 +189,19 @@ def test_rungs_have_the_numbers_of_their_runs():
         assert cells.split("|") == [f"{learned}/{len(found)}", *expected], flags
 
 
-def test_recorded_runs_have_todays_defaults():
+def test_recorded_runs_are_of_todays_defaults_and_test_sets():
     """... in all that their folder's name does not say."""
-    for path in (ROOT / "models/recorded").rglob("result.json"):
-        then = evaluation.read(path)["config"]
+    checksum = functools.cache(evaluation.checksum)
+    paths = [*(ROOT / "models/recorded").rglob("result.json")]
+    assert paths
+    for path in paths:
+        result = evaluation.read(path)
+        then = result["config"]
+        assert path.parts[-5:-1] == (
+            then["split"], then["model"], then["settings"], f"seed{then['seed']}")
+        assert (then["test_trials"], then["threads"]) == (10_000, 1)
+        assert all(checksum(then["split"], test) == number
+                   for test, number in result["checksums"].items())
         now, = configurations(f"--model {then['model']}")
         then, now = then | then["model_args"], now | now["model_args"]
         for key in [*now["model_args"], *train.TRAINING]:
@@ -189,10 +209,13 @@ def test_recorded_runs_have_todays_defaults():
             assert named or then[key] == now[key], (path, key)
 
 
+@as_shipped
 @pytest.mark.slow
 def test_recorded_weights_compute_today_what_they_did():
     """Elsewhere recorded weights meet the copy of the code in the run's folder; here today's."""
-    for path in (ROOT / "models").glob("recorded*/**/checkpoint.pt"):
+    paths = [*(ROOT / "models/recorded").rglob("checkpoint.pt")]
+    assert len(paths) == 5
+    for path in paths:
         then, config = evaluation.load(path.parent)
         now = module_of(config["model"]).Model(**config["model_args"])
         now.load_state_dict(then.state_dict())
@@ -205,6 +228,7 @@ def test_recorded_weights_compute_today_what_they_did():
             torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3, msg=str(path))
 
 
+@as_shipped
 @pytest.mark.slow
 def test_recorded_runs_begin_as_today():
     """Ten steps of every recorded setting give loss and accuracy of the first row of its log."""
@@ -223,11 +247,10 @@ def test_recorded_runs_begin_as_today():
 
 
 def test_code_and_sizes_of_models_are_quoted_right():
-    lines = {line for path in (ROOT / "models").glob("*.py")
-             for line in path.read_text().splitlines()}
-    quoted = {line for language, block in BLOCKS if language == "python" and "import" not in block
-              for line in block.splitlines()}
-    assert len(quoted) > 5 and quoted <= lines
+    texts = [path.read_text() for path in (ROOT / "models").glob("*.py")]
+    quoted = [block for language, block in BLOCKS if language == "python" and "import" not in block]
+    assert len(quoted) > 5
+    assert all(any(block in text for text in texts) for block in quoted)
     sizes = re.findall(r"^\| `(\w+)\.py` .* ([\d,]+) \|$", PAGES["models/README.md"], re.M)
     assert len(sizes) == 12
     for name, size in sizes if len(data.OPERATORS) == 9 else ():  # a student's operator adds rows

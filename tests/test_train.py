@@ -1,5 +1,6 @@
 """Training from the command line: configurations, a run's files, interruptions, what goes wrong."""
 import itertools
+import json
 import multiprocessing
 import os
 import re
@@ -95,6 +96,8 @@ def test_several_values_make_several_runs_of_one_budget_that_a_model_may_change(
     splits = 1 + sum(not split.endswith("_release") for split in data.SPLITS)
     assert len(folders) == len(configs) == 2 * len(ALL) * splits
     assert [config["model"] for config in configurations("--model all")] == ALL
+    authors, = configurations("--model authors")
+    assert (authors["optimizer"], authors["lr"], authors["schedule"]) == ("adamw", 1e-4, "constant")
     assert all(config == config | train.TRAINING | getattr(
         module_of(config["model"]), "TRAINING", {}) for config in configurations("--model all"))
     student("mine", SSTFMR + "TRAINING = {'lr': 0.25, 'steps': 11, 'train_size': None}")
@@ -284,11 +287,13 @@ def test_reports_are_often_at_first(tmp_path, monkeypatch):
 
 def test_another_number_of_test_trials_tests_again_without_training(finished, monkeypatch, capsys):
     before = read(finished / "result.json")
+    (finished / "result.json").write_text(json.dumps(before | {"why": {}}))
     monkeypatch.setattr(train, "learn", None)
     run(finished.parents[3], "--test-trials", "70")
     after = read(finished / "result.json")
     assert after["config"] == before["config"] | {"test_trials": 70}
     assert after["log"] == before["log"] and after["baselines"] != before["baselines"]
+    assert "why" not in after
     run(finished.parents[3], "--test-trials", "60")  # fewer replace nothing
     assert read(finished / "result.json") == after
     (finished / "checkpoint.pt").unlink()
@@ -327,6 +332,13 @@ def test_a_shared_parameter_is_moved_once():
             for p in group["params"]]
     assert len(held) == len({*held}) == len([*model.parameters()])
     assert first.query.weight in {*muon.param_groups[0]["params"]}
+
+
+def test_muon_moves_no_part_of_a_readout():
+    model = module_of("sstfmr").Model(dim=16)
+    model.readout = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 138))
+    _, muon = train.make_optimizers(model, "muon", 1)
+    assert {*model.readout.parameters()}.isdisjoint(muon.param_groups[0]["params"])
 
 
 def test_muon_computes_what_that_of_torch_does():
@@ -422,6 +434,17 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     assert "KeyError: 'dim'" in lines and len([*tmp_path.rglob("result.json")]) == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_a_closed_pipe_ends_all_runs(tmp_path):
+    """... as `| head -1` closes it, without an error for each run."""
+    flags = tiny("--seed", "0", "1", "--out", tmp_path)
+    command = [sys.executable, str(HERE.parent / "train.py"), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("Runs: 2")
+    process.stdout.close()
+    assert "error" not in process.stderr.read() and process.wait() == 1
+
+
 @pytest.mark.parametrize("file", ["data.py", "train.py", "sstfmr.py"])
 def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, file):
     """... finished or stopped. A comment is a change, too. Seeds of a row are of the same code."""
@@ -442,6 +465,7 @@ def test_a_run_of_other_code_is_left_alone_or_started_anew(finished, capsys, fil
     assert "seed0 was made" in refusal(capsys, train, *tiny("--out", out, "--seed", "1"))[0]
     assert not (finished.parent / "seed1").exists()
     (finished / "log.csv").write_text("of the old code")
+    run(out, "--again", "--seed", "1")  # looks at no other seed
     run(out, "--again")
     assert contents(finished)[file] != before[file]
     assert f"{finished}, from step 0\n" in capsys.readouterr().out
