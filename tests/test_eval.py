@@ -589,7 +589,7 @@ def other_checksums(text):
 
 @pytest.mark.parametrize("file, content, flags, says", [  # flags that cannot do without it
     ("result.json", lambda text: text.replace(b'"split": "sys', b'"split": "gone'), "--show 1",
-     "there is no split gonetematic1; there are distractor, "),
+     "there is no split gonetematic1; there are "),
     *(("result.json", other_checksums, flags, "was tested on other trials of systematic1, ")
       for flags in ("--why", "--attention a.png --subset ood")),
     ("result.json", lambda text: text.replace(b'"dim": 16', b'"dim": 32'), "--show 1",

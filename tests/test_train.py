@@ -484,11 +484,13 @@ def test_a_run_of_other_constants_is_another(finished, capsys, monkeypatch, cons
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop, threads", [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_stop_saves_and_the_same_command_goes_on_to_the_same_bits(
-        tmp_path, capsys, monkeypatch, student, stop):
+        tmp_path, capsys, monkeypatch, request, student, stop, threads):
     """Ctrl-C, or what clusters send, comes in the middle of step 5, after the last step, and in the
     test at the end."""
+    torch.set_num_threads(threads)
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     student("mine", DROPOUT)
     whole, = run(tmp_path / "whole", "--model", "mine")
     learn, score, calls = train.learn, train.score, itertools.count(1)
