@@ -252,7 +252,7 @@ def draw_pairs(names, counts, pool, shortcuts, rng):
     pairs = {}
     first = [i for i, name in enumerate(names) if name in ("GetColor", "GetShape")]
     first += [i for i, name in enumerate(names) if name == "Exist" and not shortcuts]
-    for i in first:  # they take more pairs than their own
+    for i in first:  # they rule out more pairs than their own
         pairs[i] = draw_apart(names[i], pool, asked, shown, rng)
     others = [i for i in range(len(names)) if i not in pairs]
     free = [(shape, color) for shape, color in PAIRS

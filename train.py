@@ -498,7 +498,7 @@ def main(argv=None):
             try:
                 fit(config, folder, args.again, args.workers)
                 finished.append(str(folder))
-            except BrokenPipeError:  # nobody reads on: the end of all runs
+            except BrokenPipeError:  # nobody reads on: `ending` ends the program
                 raise
             except Exception as error:  # the others go on
                 if not isinstance(error, (UsageError, OSError)):

@@ -33,7 +33,7 @@ The Neural Data Router (2110.07732) also learns which operator feeds which, by g
 for the nearest match. All else is as in looktfmr.py. Differs from the paper: all of it is new.
 Arguments:
 
-    strays=12     each step draws their number, from 0 to this, which is 1 or more
+    strays=12     each step draws their number, from 0 to this (at least 1)
 """
 import math
 

@@ -11,8 +11,8 @@
       v     v     v
     Look, Think, Conclude -> LN -> readout -> 138 logits
 
-Look scores every token of the stimulus, and a softmax of these scores averages their values, made
-by a Linear that z does not make. Think and Conclude are an MLP on the average.
+Look scores every token of the stimulus, and a softmax of these scores averages their values, which
+an ordinary Linear makes. Think and Conclude are an MLP on the average.
 
 Kobayashi et al. 2024 (arXiv 2407.12275): a network can learn to generalize compositionally if a
 bottleneck separates inferring the task from solving it. There examples tell the task. gCOG states

@@ -158,9 +158,9 @@ class Model(nn.Module):
         self.apply(init)
 
     def bias_of(self, O, S):  # -> (H or 1, 2 O, 3 O + S), by whose a key is
-        relations = self.relations[:O, :O]
-        tokens = self.scores[0][:, relations]  # (H or 1, O, O)
-        answers = self.scores[1][:, relations]
+        table = self.relations[:O, :O]
+        tokens = self.scores[0][:, table]  # (H or 1, O, O)
+        answers = self.scores[1][:, table]
         rows = torch.cat([tokens, tokens, answers, tokens.new_zeros(len(tokens), O, S)], 2)
         return torch.cat([rows, rows], 1)  # of first and of second tokens; all see the stimulus
 

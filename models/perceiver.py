@@ -30,8 +30,8 @@ Differs from the paper:
      8) the latents are learned: in the authors' release they are zeros, and all ten stay the
         same
      9) all four are whole blocks: in the release, where latents ask each other, no MLP follows;
-        elsewhere it is one Linear, of what was found alone; and all the latents' steps share a
-        norm
+        elsewhere the MLP is one Linear, which reads only what was found; and all the latents'
+        steps share a norm
     10) the MLP before the readout has three Linears, not one
     11) no dropout (the release has 0.1)
     12) GELU, not ReLU, and none behind the last Linear of an MLP; an Encoder's has 4 C hidden

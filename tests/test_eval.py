@@ -326,7 +326,6 @@ def test_measured_are_states_before_and_after_training_on_both_sets(trained, mon
     assert [*found["alignment"].values()] == evaluation.alignment(y, far)
 
 
-# ---- the command line ---------------------------------------------------------------------------
 def test_columns_of_hidden_states():
     """The best place before training and after, then the features."""
     why = {"alignment": {"stimulus": 0.1, "instruction": 0.2, "answer": 0.6},
@@ -339,6 +338,7 @@ def test_columns_of_hidden_states():
         "s, rnn", "0.10", "0.20", "0.60", "50.0", "90.0", "40.0", "70.0"]
 
 
+# ---- the command line ---------------------------------------------------------------------------
 def output(capsys, *arguments):
     capsys.readouterr()
     evaluation.main([str(argument) for argument in arguments])

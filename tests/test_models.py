@@ -20,7 +20,6 @@ from models import ALL, available, findtfmr, gru, looptfmr, module_of, sstfmr
 from models.looptfmr import LEFT, OTHER, PARENT, RIGHT, SELF
 
 
-
 def arguments_of(name):
     return inspect.signature(module_of(name).Model).parameters
 
